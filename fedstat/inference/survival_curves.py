@@ -30,10 +30,7 @@ class SurvivalCounts:
         Rows that enter at the beginning of each interval; by default all enter at time 0.
     at_ends, events_at_ends : (G, J) array, optional
         Of the rows that leave, and of those with an event, the ones whose time is exactly the end of the
-        interval; zero where they were not counted.
-    rounded : bool
-        Whether all times are rounded up to the ends. Otherwise the times of other rows than `at_ends` are
-        spread over their interval, those with an event as those without.
+        interval. The times of the others are spread over the interval. By default all times are ends.
     """
 
     times: Floats
@@ -43,7 +40,6 @@ class SurvivalCounts:
     entered: Floats | None = None
     at_ends: Floats | None = None
     events_at_ends: Floats | None = None
-    rounded: bool = True
 
     @property
     def at_start(self) -> Floats:
@@ -61,24 +57,25 @@ class SurvivalCounts:
     def at_risk(self) -> Floats:
         """Numbers by which the events of an interval are divided, (G, J): one minus the ratio survives it.
 
-        For rounded times these are the rows at its beginning. Otherwise d events and c censored rows are in
-        random order. If their hazards have a constant ratio, the share ``(1 - (d + c) / n)^(d / (d + c))``
-        survives, and the number is that of a single time with d events after which this share survives.
+        If all times are ends, these are the rows at its beginning. Otherwise d events and c censored rows
+        within the interval are in random order. If their hazards have a constant ratio, the share
+        ``(1 - (d + c) / n)^(d / (d + c))`` survives them, and then the events at the end. The number is that
+        of a single time with all events of the interval after which the same share survives.
         """
         n = self.at_start
-        if self.rounded:
+        if self.at_ends is None or self.events_at_ends is None:
             return n
-        zero = np.zeros_like(n)
-        total_at, events_at = (zero if one is None else one for one in (self.at_ends, self.events_at_ends))
-        leaving = self.events + self.censored - total_at
-        d, left = self.events - events_at, n - leaving
+        leaving = self.events + self.censored - self.at_ends
+        d, left = self.events - self.events_at_ends, n - leaving
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(leaving > 0.0, (left / n) ** (d / leaving), 1.0)
             # If nobody stays, the censored rows are at risk for half of the interval (the actuarial
             # estimate).
             share = np.where((left <= 0.0) & (d > 0.0), 1.0 - d / (n - (leaving - d) / 2.0), share)
-            share = share * np.where(events_at > 0.0, 1.0 - events_at / left, 1.0)
+            share = share * np.where(self.events_at_ends > 0.0, 1.0 - self.events_at_ends / left, 1.0)
             found = np.where(self.events > 0.0, self.events / (1.0 - share), n)
+            # To the last digit where all times are ends.
+            found = np.where(leaving > 0.0, found, n)
         return np.asarray(found)
 
     @property
@@ -216,14 +213,14 @@ WIDE_STEP = 0.1
 
 
 def survival_quantiles(
-    curve: KnownCurve, level: float, rounded: bool
+    curve: KnownCurve, level: float, on_ends: bool
 ) -> tuple[float, float, float, float, float]:
     """Return a quantile of the survival time, its limits, and the interval of time in which it is.
 
-    The limits are those of Brookmeyer and Crowley (1982). With `rounded` times they are ends of intervals, as
-    R's survfit has them, and otherwise the outer ends of the intervals in which the limits of the curve cross
-    the level. Where the curve falls by more than :data:`WIDE_STEP` over the interval in which it crosses the
-    level, the quantile is NaN.
+    The limits are those of Brookmeyer and Crowley (1982). If the times are ends of intervals they
+    are those of R's survfit, and otherwise the outer ends of the intervals in which the limits of the curve
+    cross the level. Where the curve falls by more than :data:`WIDE_STEP` over the interval in which it
+    crosses the level, the quantile is NaN.
     """
     times, values = np.append(0.0, curve.times), np.vstack([np.full(3, curve.start), curve.values])
     fall = np.append(0.0, -np.diff(values[:, 0]))
@@ -236,7 +233,7 @@ def survival_quantiles(
             estimate = np.nan
     if np.isfinite(low):
         first = _crossing(values[:, 1], level)
-        if not rounded or fall[first] > WIDE_STEP:
+        if not on_ends or fall[first] > WIDE_STEP:
             low = float(times[first - 1])
     return estimate, low, high, after, upto
 

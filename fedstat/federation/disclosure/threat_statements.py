@@ -60,8 +60,13 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "row, from two sums of products with a column of the third site. No site can detect it alone.",
         "Between three sites, some counts of 1 to {below_level} rows that have levels of three columns, from "
         "all tables of two of these columns.",
-        "For tables and survival curves: means of a number over {min_few} or more successive rows of a "
-        "group, to the width of an interval of the analyst's choice.",
+        "For tables: means of a number over {min_few} or more successive rows of a group, to the width of an "
+        "interval of the analyst's choice.",
+        "For survival curves: counts of none or at least {min_few} rows of a group, with and without the "
+        "event, between times of the analyst's choice. If at least three sites mask the counts, and always "
+        "the same ones, the minimum holds for the sum over these sites.",
+        "For survival curves: that an interval between two such times has few rows of a group and outcome. "
+        "It is examined within a wider interval, whose counts are released.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
         "several sums of functions of a column then have the outlier as their only unknown value.",
@@ -86,6 +91,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "with a column of that site.",
         "If it colludes with the coordinator: a sum without its own part. If all sites but one collude, this "
         "is the part of the last site.",
+        "For survival curves, if all other sites collude with the coordinator: in which interval of time "
+        "each row of a site left. In these counts a part of a site may be a single row.",
         "If a third of at least 14 sites collude with the coordinator: sums over some of the other sites, "
         "in one of 100 million key agreements.",
         "If it colludes with the coordinator: sums of products of its own columns with a column of another "
@@ -108,6 +115,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Sites do not detect coefficients that nearly single out few rows, or that do so only over several "
         "sessions or over epochs of gradient descent. If only one row has a combination of levels, these "
         "coefficients reveal its other columns and its outcome.",
+        "Sites cannot compare counts of survival curves with a minimum for the sum over three or more sites. "
+        "Chosen ends of intervals reveal counts of few rows over all sites, once for each end: a site "
+        "refuses ends that were not examined together with its earlier ones.",
         "Sites do not examine sums of mixed models that are masked among the same three or more sites. "
         "Chosen variances and dispersions reveal, over all sites, sums of groups of a rare size, and how "
         "many rows have each count.",

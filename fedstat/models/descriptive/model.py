@@ -104,9 +104,11 @@ class CurveModel(HorizontalModel):
 class KaplanMeier(CurveModel):
     """Survival curves and their comparison over sites that hold different rows.
 
-    The sites count events and censored rows by group on intervals of time. The curve is that of the pooled
-    rows with times rounded up to the ends of the intervals, and with ``Surv(start, stop, event)`` starts
-    rounded down. Make one with :meth:`from_formula`; the right side has columns of groups, or 1.
+    The sites count events and censored rows by group on intervals of time. At their ends the
+    curve is the product-limit estimate of the pooled rows if each interval has rows with the event only, or
+    one time. Otherwise events and censored rows within an interval are in random order, as in a life table.
+    With ``Surv(start, stop, event)`` starts are rounded down. Make one with :meth:`from_formula`; the right
+    side has columns of groups, or 1.
 
     No count is about few rows: each group has, in each interval and for each outcome, no row or as many rows
     as a policy requires for a level, 3 by default. Intervals of the requested grid are merged for it, and the

@@ -13,7 +13,7 @@ from fedstat.federation.design.horizontal_design import RowsDesign, open_request
 from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
-from fedstat.models.descriptive.steps import CellsRequest
+from fedstat.models.descriptive.steps import ENOUGH, CellsRequest
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Bools, Floats, Ints
 
@@ -119,6 +119,8 @@ def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) ->
 
 MOST_TRIES = 5
 """Ends that are examined in one interval before it stays whole."""
+LATER_TRIES = 2
+"""The same for times of which earlier counts were released."""
 
 
 ROUND_PLACES = np.array([12, 6, 4, 3, 2, 1])
@@ -135,14 +137,13 @@ class _Interval:
     high: int
     tries: int = 0
 
-    @property
-    def candidate(self) -> int | None:
-        """Return the place of the next end to try: a round one near the middle."""
-        if self.tries >= MOST_TRIES or self.high - self.low < 2:
+    def candidate(self, preferred: Bools) -> int | None:
+        """Return the place of the next end to try: a `preferred` or round one near the middle."""
+        if self.tries >= (LATER_TRIES if preferred.any() else MOST_TRIES) or self.high - self.low < 2:
             return None
         middle, reach = (self.low + self.high) // 2, (self.high - self.low) // 4
         near = np.arange(max(middle - reach, self.low + 1), min(middle + reach, self.high - 1) + 1)
-        roundness = ((near[:, None] + 1) % ROUND_PLACES == 0).argmax(axis=1)
+        roundness = np.where(preferred[near], -1, ((near[:, None] + 1) % ROUND_PLACES == 0).argmax(axis=1))
         best = near[roundness == roundness.min()]
         return int(best[np.abs(best - middle).argmin()])
 
@@ -158,9 +159,12 @@ class _Flags:
     earlier: Floats
 
 
-def _flag(session: RowsSession, edges: Floats) -> FitProtocol[_Flags]:
-    replies = yield session.request_all("flag_times", {"edges": edges})
-    few, enough = (np.asarray(add(replies, name)) for name in ("few", "enough"))
+def _flag(session: RowsSession, edges: Floats, near: Floats) -> FitProtocol[_Flags]:
+    """Ask for the flags of the intervals before and after the ends `near`, some of `edges` (J,)."""
+    at = np.searchsorted(edges, near)
+    places = np.union1d(at, at + 1)
+    replies = yield session.request_all("flag_times", {"edges": edges, "places": places.astype(np.int64)})
+    enough, few = np.divmod(np.asarray(add(replies, "flags")), ENOUGH)
     least = round(max(float(reply.arrays["least"]) for reply in replies))
     most = min(float(reply.arrays["most"]) for reply in replies)
     over_sites = round(float(add(replies, "over_sites"))) == len(replies)
@@ -169,28 +173,35 @@ def _flag(session: RowsSession, edges: Floats) -> FitProtocol[_Flags]:
         # Each site that has a row at all counts for one of the least number of rows.
         allowed = allowed | (enough > 0) | (few >= least)
     earlier = np.unique(np.concatenate([reply.arrays["earlier"] for reply in replies]))
-    return _Flags(allowed.all(axis=(0, 2)), least, int(min(most, 1e9)), over_sites, earlier)
+    everywhere = np.ones(len(edges) + 1, dtype=np.bool_)
+    everywhere[places] = allowed.all(axis=(0, 2))
+    return _Flags(everywhere, least, int(min(most, 1e9)), over_sites, earlier)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Judged:
-    """Whether the intervals before and after each end are allowed, (J, 2), and the flags of these ends."""
+    """Whether the intervals before and after each end are allowed, (J, 2), and the flags of these ends.
+
+    `own` is the same without the intervals between these ends and those of earlier counts.
+    """
 
     allowed: Bools
+    own: Bools
     flags: _Flags
 
 
-def _judge(session: RowsSession, ends: Floats) -> FitProtocol[_Judged]:
-    """Examine ends (J,), and with them the ends of earlier counts: differences are counts as well."""
-    flags = yield from _flag(session, ends)
-    allowed = np.column_stack([flags.allowed[:-1], flags.allowed[1:]])
-    new = ~np.isin(ends, flags.earlier)
+def _judge(session: RowsSession, ends: Floats, tried: Floats) -> FitProtocol[_Judged]:
+    """Examine some of the ends (J,), also with the ends of earlier counts: differences are counts as well."""
+    flags = yield from _flag(session, ends, tried)
+    own = np.column_stack([flags.allowed[:-1], flags.allowed[1:]])
+    allowed = own.copy()
+    new = np.isin(ends, np.setdiff1d(tried, flags.earlier))
     if flags.earlier.size and new.any():
         both = np.union1d(ends, flags.earlier)
-        beside = (yield from _flag(session, both)).allowed
-        at = np.searchsorted(both, ends)
-        allowed[new] &= np.column_stack([beside[at], beside[at + 1]])[new]
-    return _Judged(allowed, flags)
+        beside = (yield from _flag(session, both, ends[new])).allowed
+        at = np.searchsorted(both, ends[new])
+        allowed[new] &= np.column_stack([beside[at], beside[at + 1]])
+    return _Judged(allowed, own, flags)
 
 
 def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Intervals]:
@@ -199,41 +210,48 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
     A narrow interval is examined only within one that is allowed: an end that is refused shows that few rows
     are in an interval, and this interval is wide.
     """
-    R = len(requested)
+    flags = yield from _flag(session, requested[-1:], requested[-1:])
+    if flags.least <= 1 and flags.most >= 2 * len(requested):
+        # Few rows may be counted: there is nothing to examine.
+        return Intervals.of(requested, requested, flags, np.ones(len(requested), dtype=np.bool_))
+    # Ends of earlier counts reveal nothing new, and are preferred to ends near to them.
+    known = flags.earlier[(flags.earlier <= requested[-1]) & ~np.isin(flags.earlier, _before(flags.earlier))]
+    offered = np.union1d(requested, known)
+    preferred = np.isin(offered, known)
+    R = len(offered)
     accepted: list[int] = []
     pending = [_Interval(-1, R, -1, R)]
-    flags: _Flags | None = None
-    while pending and (flags is None or len(accepted) < flags.most):
+    first = True
+    while pending and len(accepted) < flags.most:
         tried, following = [], []
         for one in sorted(pending, key=lambda one: one.first - one.last):
-            place = R - 1 if flags is None else one.candidate
+            place = R - 1 if first else one.candidate(preferred)
             if place is None:
                 continue
-            if flags is None or len(tried) + len(accepted) < flags.most:
+            if len(tried) + len(accepted) < flags.most:
                 tried.append((one, place))
             else:
                 following.append(one)
         if not tried:
             break
-        ends = requested[sorted([*accepted, *(place for _, place in tried)])]
-        judged = yield from _judge(session, ends)
-        first, flags = flags is None, judged.flags
-        if first and flags.least <= 1 and flags.most >= 2 * R:
-            # Few rows may be counted: there is nothing to examine.
-            return Intervals.of(requested, requested, flags, np.ones(R, dtype=np.bool_))
+        first = False
+        ends = offered[sorted([*accepted, *(place for _, place in tried)])]
+        judged = yield from _judge(session, ends, offered[[place for _, place in tried]])
+        flags = judged.flags
         for one, place in tried:
-            left, right = judged.allowed[np.searchsorted(ends, requested[place])].tolist()
-            if left and right:
+            at = int(np.searchsorted(ends, offered[place]))
+            left, right = judged.own[at].tolist()
+            if judged.allowed[at].all():
                 accepted.append(place)
                 following += [
                     _Interval(one.first, place, one.first, place),
                     _Interval(place, one.last, place, one.last),
                 ]
             elif left or right or one.last == R:
-                low, high = (place, one.high) if right else (one.low, place)
+                # A later end where the interval before it has few rows, and otherwise an earlier one.
+                low, high = (place, one.high) if right and not left else (one.low, place)
                 following.append(_Interval(one.first, one.last, low, high, one.tries + (one.last < R)))
         pending = following
-    assert flags is not None
     if not accepted:
         whole = "over all sites" if flags.over_sites else "at every site"
         raise EstimationError(
@@ -241,18 +259,28 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
             f"and outcome {whole}: there is no survival curve. Use fewer groups, another last time, or more "
             "sites"
         )
-    ends = requested[np.sort(accepted)]
-    judged = yield from _judge(session, with_ends_apart(ends, np.ones(len(ends), dtype=np.bool_)))
-    # The intervals up to just before an end, and of the end alone.
-    apart = judged.allowed[::2].all(axis=1) & judged.allowed[1::2, 1]
+    ends = offered[np.sort(accepted)]
+    # Intervals up to just before an end, and of the end alone; with earlier counts, if these have them.
+    apart = np.ones(len(ends), dtype=np.bool_)
+    if flags.earlier.size:
+        apart = np.isin(_before(ends), flags.earlier)
+    if apart.any():
+        edges = with_ends_apart(ends, apart)
+        allowed = (yield from _flag(session, edges, _before(ends[apart]))).allowed[:-1]
+        at = np.searchsorted(edges, ends)
+        apart &= allowed[at] & allowed[np.maximum(at - 1, 0)]
     apart[max(int(flags.most) - len(ends), 0) :] = False
     return Intervals.of(requested, ends, flags, apart)
 
 
 def with_ends_apart(ends: Floats, apart: Bools) -> Floats:
     """Return ends (J,) and, before those that are counted apart, the largest number below each."""
-    before: Floats = np.nextafter(ends[apart], -np.inf)
-    return np.sort(np.concatenate([before, ends]))
+    return np.sort(np.concatenate([_before(ends[apart]), ends]))
+
+
+def _before(ends: Floats) -> Floats:
+    """Return the largest number below each end."""
+    return np.asarray(np.nextafter(ends, -np.inf))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -169,19 +169,23 @@ class CurveResults(Results[CurveRecord]):
             record.entered,
             record.at_ends,
             record.events_at_ends,
-            self._rounded,
         )
 
     @property
-    def _rounded(self) -> bool:
-        """Whether times are rounded up to the grid: few rows may be counted, so it can be fine."""
-        return self._record.least <= 1
+    def _on_grid(self) -> bool:
+        """Whether most times are ends of the grid, as far as rows with these times were counted apart."""
+        record = self._record
+        step = np.diff(np.searchsorted(record.requested, np.append(0.0, record.times), side="right")) == 1
+        counted = np.array(record.apart, dtype=bool)
+        counted = counted & step if (counted & step).any() else counted
+        leaving = (record.events + record.censored)[:, counted].sum()
+        return bool(record.at_ends[:, counted].sum() > (leaving / 2.0 if step[counted].all() else 0.0))
 
     @property
     def _spread(self) -> Floats:
         """Times over which the events of an interval are spread: those of the grid if times are on it."""
         record = self._record
-        if self._rounded or record.at_ends.any():
+        if self._on_grid:
             return record.requested
         return np.union1d(np.linspace(0.0, record.times[-1], MOST_SPREAD), record.times)
 
@@ -200,7 +204,7 @@ class CurveResults(Results[CurveRecord]):
 
     @property
     def _merged(self) -> bool:
-        return len(self.times) < len(self._record.requested)
+        return not np.array_equal(self.times, self._record.requested)
 
     @property
     def _risk_table(self) -> Floats:
@@ -294,9 +298,9 @@ class CurveResults(Results[CurveRecord]):
             whole = "over all sites" if record.over_sites else "at every site"
             yield Note(
                 "merged_intervals",
-                f"The curve is known at {len(record.times)} of {len(record.requested)} requested times. "
+                f"The curve is known at {len(record.times)} times; {len(record.requested)} were requested. "
                 f"Intervals were merged until {whole} each group has no row or at least {record.least} rows "
-                "with each outcome in each interval. The counts at the remaining ends are exact.",
+                "with each outcome in each interval, also between these times and those of earlier curves.",
             )
         if not all(record.apart):
             yield Note(
@@ -480,7 +484,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             raise ModelError(f"q: expected a share between 0 and 1, received {q}")
         curves = self._curves(conf_level, conf_type)
         rows = {
-            label: survival_quantiles(self._known(frame, "survival", 1.0), 1.0 - q, self._rounded)
+            label: survival_quantiles(self._known(frame, "survival", 1.0), 1.0 - q, self._on_grid)
             for label, frame in curves.items()
         }
         columns = ["estimate", "conf_low", "conf_high", "after", "until"]

@@ -12,7 +12,6 @@ survival curves are counted exactly, on intervals that are merged until no cell 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -33,6 +32,7 @@ from fedstat.federation.design.horizontal_steps import (
     unknown_levels,
 )
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
+from fedstat.federation.disclosure.differencing import SAME_ROWS_REMEDY
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
     EntityCount,
@@ -165,9 +165,10 @@ class OpenCells:
         return survival is not None and len(survival.times) > 1
 
     @property
-    def division(self) -> str:
-        """Return a digest of the rows, with the group and the outcome of each."""
-        return hashlib.sha256(self.outcome.tobytes() + self.rows.tobytes()).hexdigest()[:16]
+    def digests(self) -> tuple[str, str]:
+        """Return digests of which rows are counted, and of the group and the outcome of each."""
+        rows, division = (hashlib.sha256(one.tobytes()).hexdigest()[:16] for one in (self.rows, self.outcome))
+        return rows, division
 
     def time_cells(self, edges: Floats) -> tuple[Ints, ...]:
         """Return the cells of each row: group, interval up to each edge and beyond, outcome.
@@ -300,11 +301,18 @@ ENDS_KEY = "ends of curves "
 """Prefix of the entries of a site's ledger that name the intervals on which times were counted."""
 
 
+ENOUGH = 2**20
+"""Flag of a cell with enough rows. Sums over sites keep both numbers of sites apart."""
+SHARE_OF_SUMS = 2.0 / 3.0
+"""Share of the sums of one column that are left which a curve may use."""
+
+
 @dataclass(frozen=True, slots=True)
 class CountedTimes:
-    """Counts that a site has released: the columns of the times, the division into groups, and the ends."""
+    """Counts that a site has released: columns of the times, digests of rows and division, and the ends."""
 
     columns: tuple[str, ...]
+    rows: str
     division: str
     ends: tuple[float, ...]
 
@@ -317,55 +325,57 @@ def _counted_before(data: SiteData, opened: OpenCells) -> list[CountedTimes]:
     return [one for one in found if set(one.columns) & set(opened.time_columns)]
 
 
-def _over_sites(data: SiteData, state: State, before: Sequence[CountedTimes], opened: OpenCells) -> bool:
+def _over_sites(data: SiteData, state: State) -> bool:
     """Return whether a minimum may hold for the counts over all sites.
 
-    Sums over other sites, and under the strictest memory over other groups, would give a site's part, or the
-    counts of few rows, by subtraction.
+    Sums over other sites would give a site's part by subtraction.
     """
     if data.policy.remember == "nothing":
         return hides(len(state.masked_among))
-    others = any(one.division != opened.division for one in before) and data.policy.remember == "all"
-    return not others and masked_among_the_same(data, state.masked_among)
+    return masked_among_the_same(data, state.masked_among)
 
 
 def _most_intervals(data: SiteData, opened: OpenCells) -> float:
     """Return how many intervals the limit on sums of one column allows."""
     left = min((sums_left(data, opened.used, name) for name in opened.time_columns), default=np.inf)
+    left *= SHARE_OF_SUMS
     cells = opened.groups * (opened.outcomes + opened.late)
     return float(max(min(left, float(MOST_CELLS)) // cells, 1.0))
-
-
-def _few_and_enough(data: SiteData, counts: Ints) -> tuple[Bools, Bools]:
-    least = data.policy.min_level_count
-    return (counts > 0) & (counts < least), counts >= max(least, 1)
 
 
 @step(
     FAMILY,
     "open_cells flag_times",
-    takes={"edges": aggregate("upper ends of the intervals", common=True)},
+    takes={
+        "edges": aggregate("upper ends of the intervals", common=True),
+        "places": control("intervals that are examined", common=True),
+    },
     releases={
-        "few": control("whether a cell has few rows, and is not empty", 3, maskable=True),
-        "enough": control("whether a cell has enough rows", 3, maskable=True),
+        "flags": control("whether a cell has few rows but some, or enough rows", 3, maskable=True),
         "over_sites": control("whether cells need enough rows over all sites only", 0, maskable=True),
         "least": control("fewest rows of a cell by the policy", 0),
         "most": control("most intervals by the policy", 0),
         "earlier": control("ends of intervals of earlier counts"),
     },
 )
-def flag_times(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
-    """Flag cells of intervals that end at `edges` (J,): ``few`` and ``enough`` (G, J + 1, 1 + C)."""
+def flag_times(data: SiteData, state: State, edges: Floats, places: Ints) -> dict[str, Array]:
+    """Flag cells of the intervals `places` (m,) of those that end at `edges` (J,): ``flags`` (G, m, 1 + C).
+
+    If rows enter late, ``flags`` (G, m, 2 + C) ends with those of the rows that enter.
+
+    A flag is 1 for few rows, :data:`ENOUGH` for enough rows, and 0 for none.
+    """
     opened = cells_of(state)
     check_edges(data, opened, edges)
     before = _counted_before(data, opened)
-    few, enough = _few_and_enough(data, opened.time_counts(edges))
-    same = [one for one in before if one.division == opened.division]
+    if not len(places) or places.min() < 0 or places.max() > len(edges):
+        raise MessageError(f"{data.name}: array 'places' must name intervals between the edges")
+    counts, least = opened.time_counts(edges)[:, places], data.policy.min_level_count
+    same = [one for one in before if (one.rows, one.division) == opened.digests]
     return {
-        "few": few,
-        "enough": enough,
-        "over_sites": np.array(_over_sites(data, state, before, opened)),
-        "least": np.array(float(data.policy.min_level_count)),
+        "flags": np.where(counts >= max(least, 1), ENOUGH, (counts > 0).astype(np.int64)),
+        "over_sites": np.array(_over_sites(data, state)),
+        "least": np.array(float(least)),
         "most": np.array(max([_most_intervals(data, opened), *(float(len(one.ends)) for one in same)])),
         "earlier": np.unique([end for one in before for end in one.ends]).astype(np.float64),
     }
@@ -390,36 +400,32 @@ def count_times(data: SiteData, state: State, edges: Floats, earlier: Floats) ->
     check_edges(data, opened, edges)
     counts, before = opened.time_counts(edges), _counted_before(data, opened)
     known = {end for one in before for end in one.ends}
-    over_sites = _over_sites(data, state, before, opened)
-    others = {one.division for one in before} - {opened.division}
-    if not known <= {*edges.tolist(), *earlier.tolist()} or (others and data.policy.remember == "all"):
+    rows, division = opened.digests
+    other_rows = any(one.rows != rows for one in before)
+    other_groups = any(one.division != division for one in before) and data.policy.remember == "all"
+    if other_rows or other_groups or not known <= {*edges.tolist(), *earlier.tolist()}:
+        remedy = SAME_ROWS_REMEDY if other_rows else "Use the groups and the grid of the earlier curves"
         raise DescriptionError.of_rule(
             "differencing",
             data.name,
-            "has counted these times on other intervals or in other groups, and refuses counts that were not "
-            "examined together with them: the difference may belong to few rows. Use the groups and the grid "
-            "of the earlier curves",
+            "has counted these times over other rows, in other groups or on other intervals, and refuses "
+            f"counts that were not examined together with them: the difference may belong to few rows. "
+            f"{remedy}",
         )
-    if not over_sites:
+    if not _over_sites(data, state):
         # Of the cells between these ends and earlier ones, those next to a new end.
         both = np.union1d(edges, earlier)
         new = np.isin(both, np.setdiff1d(edges, earlier))
         beside = np.append(new, False) | np.append(False, new)
-        state.report(LevelRowCounts("cells of the table", counts.ravel().tolist()))
-        state.report(
-            LevelRowCounts("cells of the table", opened.time_counts(both)[:, beside].ravel().tolist())
-        )
-        for code in opened.time_cells(edges):
-            least = data.policy.min_level_count
-            state.report(RowGroups("", code, opened.rows, least, of_models=True))
-    ends = zip(np.append(0.0, edges).tolist(), edges.tolist(), strict=False)
+        for cells in (counts, opened.time_counts(both)[:, beside]):
+            state.report(LevelRowCounts("cells of the table", cells.ravel().tolist()))
     names = [
-        f"interval {opened.division} {low:g}:{high:g} {cell}"
-        for low, high in ends
+        f"up to {end:.17g} {division} {cell}"
+        for end in edges.tolist()
         for cell in range(opened.groups * counts.shape[2])
     ]
     state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
-    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, opened.division, tuple(edges.tolist())))
+    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, tuple(edges.tolist())))
     if data.policy.remember != "nothing" and entry not in data.site_ledger.spent:
         data.site_ledger.spend(entry)
     return {"cells": counts.astype(np.float64)}

@@ -2,17 +2,19 @@
 
 import json
 import runpy
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from numpy.testing import assert_allclose
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, FormulaError, MessageError, ModelError, PolicyError
 from fedstat.federation.message import Request, pack_request
-from fedstat.inference.survival_curves import SurvivalCounts, curve_quantile
+from fedstat.inference.survival_curves import SurvivalCounts, curve_quantile, product_limit
 from fedstat.models.horizontal.blocks import block_means, grid_points
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
@@ -20,11 +22,13 @@ PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()
 R = json.loads((REFERENCE / "curves.json").read_text())
 COMPETING = json.loads((REFERENCE / "competing.json").read_text())
 CAUSES = "Surv(months, C(cause, levels=['none', 'relapse', 'death']))"
+ROUNDED = PATIENTS.assign(months=3 * PATIENTS["quarters"], entry=3 * np.floor(PATIENTS["entry"] / 3))
+"""The times of the reference: rounded up to quarters, starts down."""
 EXACT = fs.Policy(min_count=1, min_level_count=1, min_events=1)
 QUARTERS = np.arange(3.0, 61.0, 3.0)
 
 
-def curves(formula="Surv(months, died) ~ arm", table=PATIENTS, grid=QUARTERS, policy=EXACT, **more):
+def curves(formula="Surv(months, died) ~ arm", table=ROUNDED, grid=QUARTERS, policy=EXACT, **more):
     partition = fs.ClientPartition.from_frame(table, by="hospital", policy=policy)
     return fs.KaplanMeier.from_formula(formula, partition).fit(grid, **more)
 
@@ -51,7 +55,7 @@ def test_late_entry_is_that_of_survfit():
         assert_allclose(found[name], expected[name].astype(float), rtol=1e-10, err_msg=name)
 
 
-def competing(formula=f"{CAUSES} ~ arm", table=PATIENTS, grid=QUARTERS, policy=EXACT, **more):
+def competing(formula=f"{CAUSES} ~ arm", table=ROUNDED, grid=QUARTERS, policy=EXACT, **more):
     partition = fs.ClientPartition.from_frame(table, by="hospital", policy=policy)
     return fs.CumulativeIncidence.from_formula(formula, partition).fit(grid, **more)
 
@@ -97,7 +101,7 @@ def test_quantiles_and_means_are_those_of_survfit():
         for name, theirs in (("estimate", "estimate"), ("conf_low", "low"), ("conf_high", "high")):
             assert_allclose(found[name], np.array(R["quantile"][theirs])[:, place])
     assert_allclose(fit.restricted_mean(48)[["estimate", "std_error"]], R["rmean"], rtol=1e-10)
-    assert fit.median().columns.tolist() == ["median", "conf_low", "conf_high"]
+    assert fit.median().columns.tolist() == ["median", "conf_low", "conf_high", "after", "until"]
 
 
 def test_comparisons_are_those_of_survdiff():
@@ -105,10 +109,11 @@ def test_comparisons_are_those_of_survdiff():
     assert fit.log_rank_test()["df"] == 5
     assert_allclose(fit.log_rank_test()["statistic"], R["logrank"], rtol=1e-10)
     assert_allclose(fit.log_rank_test(1.0)["statistic"], R["rho1"], rtol=1e-10)
-    assert_allclose(fit.log_rank_test(by_site=True)["statistic"], R["bysite"], rtol=1e-10)
     # On the times as they are, whatever the policy averages.
     assert_allclose(
-        curves("Surv(months, died) ~ arm + stage", policy=None).log_rank_test(by_site=True)["statistic"],
+        curves("Surv(months, died) ~ arm + stage", PATIENTS, policy=None).log_rank_test(by_site=True)[
+            "statistic"
+        ],
         R["bysite"],
         rtol=1e-10,
     )
@@ -116,18 +121,182 @@ def test_comparisons_are_those_of_survdiff():
 
 @pytest.mark.parametrize("sites", [1, 3, 40])
 def test_the_number_of_sites_does_not_matter(sites):
-    table = PATIENTS.assign(hospital=[f"H{k % sites:02d}" for k in range(len(PATIENTS))])
+    table = ROUNDED.assign(hospital=[f"H{k % sites:02d}" for k in range(len(PATIENTS))])
     assert_allclose(curves(table=table).tidy()["survival"], curves().tidy()["survival"], rtol=1e-12)
 
 
-def test_averaged_times_keep_the_curves():
-    exact, averaged = curves(grid=np.arange(1.0, 61.0)), curves(grid=np.arange(1.0, 61.0), policy=None)
-    difference = averaged.survival_at(range(1, 49))["survival"] - exact.survival_at(range(1, 49))["survival"]
-    # Seventy rows at risk at the end, where a block is a large part: a standard error is 0.03 there.
-    assert abs(difference.mean()) < 0.002 and difference.abs().mean() < 0.01 and difference.abs().max() < 0.05
-    notes = averaged.diagnostics().set_index("kind")["note"]
-    assert "every 3 or more successive rows" in notes["averaged_times"]
-    assert "averaged_times" not in exact.diagnostics()["kind"].tolist()
+def monthly(formula="Surv(months, died) ~ arm", table=PATIENTS, policy=EXACT, **more):
+    return curves(formula, table, np.arange(1.0, 61.0), policy, **more)
+
+
+def merged(formula="Surv(months, died) ~ arm", policy=None, **more):
+    return monthly(formula, policy=policy, **more)
+
+
+@pytest.mark.parametrize("formula", ["Surv(months, died) ~ arm", "Surv(months, died) ~ 1"])
+def test_merged_intervals_keep_the_curves(formula):
+    exact, fit = (
+        monthly(
+            formula,
+        ),
+        merged(formula),
+    )
+    assert 15 < len(fit.times) < 60 and set(fit.times) <= set(exact.times)
+    known = exact.survival_at(fit.times)["survival"] - fit.survival_at(fit.times)["survival"]
+    # Within a merged interval the order of deaths and censored rows is unknown; a standard error is 0.03.
+    assert known.abs().max() < 0.01 and abs(known.mean()) < 0.002
+    for until in (24, 36):
+        difference = exact.restricted_mean(until) - fit.restricted_mean(until)
+        assert (difference["estimate"].abs() < 0.2 * exact.restricted_mean(until)["std_error"]).all()
+        assert_allclose(
+            fit.restricted_mean(until)["std_error"], exact.restricted_mean(until)["std_error"], rtol=0.03
+        )
+    # Up to one month, since the curve is near a half for several.
+    medians, right = fit.median(), exact.median()["median"]
+    assert ((medians["after"] - 1.0 < right) & (right <= medians["until"] + 1.0)).all()
+    assert (medians["conf_low"] <= exact.median()["conf_low"] + 1.0).all()
+    notes = fit.diagnostics().set_index("kind")
+    assert "at least 3 rows" in notes.loc["merged_intervals", "note"] and "all sites" in str(fit.notes)
+    assert not {"merged_intervals", "at_risk", "wide_intervals"} & set(exact.diagnostics()["kind"])
+
+
+def test_rows_at_risk_are_those_of_the_printed_time():
+    def later(table, arm, time):
+        own = table.loc[table["arm"] == arm, "months"]
+        return [(own > time).sum(), (own >= time).sum()]
+
+    days = PATIENTS.assign(months=30.0 * PATIENTS["months"] + np.arange(800) / 1000.0)
+    for fit, table in (
+        (monthly(), PATIENTS),
+        (curves(table=PATIENTS, grid=[12, 24, 36]), PATIENTS),
+        (merged(), PATIENTS),
+        (curves(table=days, grid=np.arange(90.0, 1800.0, 90.0), policy=None), days),
+    ):
+        frame = fit.tidy()
+        exact = dict(zip(fit.times, fit._record.apart, strict=True))
+        assert any(exact.values())
+        for row in frame.itertuples():
+            after, true = later(table, row.group.removeprefix("arm="), row.time)
+            assert row.n_risk == (true if exact[row.time] else after)
+        # The summary has the same numbers in the lines of these times.
+        text = fit.summary().as_text().replace("arm=drugs", "").splitlines()
+        for line in (line.split() for line in text):
+            if len(line) == 7 and line[0] in {f"{time:g}" for time in fit.times}:
+                own = frame[np.isclose(frame["time"], float(line[0]))]
+                assert int(line[1]) in own["n_risk"].astype(int).tolist()
+                break
+        else:
+            raise AssertionError("no line of the summary was found")
+        places = np.append(0.0, fit.times)
+        assert fit._risk_table.shape == (2, len(places))
+
+
+@pytest.mark.parametrize("fit", ["survival", "incidence"])
+@pytest.mark.parametrize(
+    ("grid", "point", "ends"), [(24, 20, "0 and 24"), (6, 11, "6 and 12"), (6, 40, "36 and 42")]
+)
+def test_between_two_ends_there_are_limits_and_no_value(fit, grid, point, ends):
+    exact, coarse = (
+        (curves if fit == "survival" else competing)(grid=np.arange(width, 49.0, width))
+        for width in (1.0, grid)
+    )
+    at = "survival_at" if fit == "survival" else "incidence_at"
+    with pytest.warns(fs.errors.FedstatWarning, match=f"between {ends}"):
+        found = getattr(coarse, at)([point])
+    true = getattr(exact, at)([point])
+    value = "survival" if fit == "survival" else "incidence"
+    assert found[value].isna().all()
+    assert (found["conf_low"] <= true["conf_low"] + 0.005).all()
+    assert (found["conf_high"] >= true["conf_high"] - 0.005).all()
+    assert (found["conf_low"] < found["conf_high"]).all()
+    # At the ends, and after the last one, nothing changes.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert getattr(coarse, at)([grid, 24.0])[value].notna().all()
+        assert getattr(coarse, at)([0.0])[value].isin([0.0, 1.0]).all()
+        assert getattr(coarse, at)([100.0]).iloc[:, -1].isna().all()
+
+
+def test_a_curve_is_known_between_ends_where_nobody_had_the_event():
+    table = PATIENTS.assign(died=np.where(PATIENTS["months"].between(13, 24), 0, PATIENTS["died"]))
+    fit = curves(table=table, grid=[12, 24, 36])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        at = fit.survival_at([12, 18, 24])
+    assert_allclose(at["survival"], np.repeat(at["survival"].to_numpy()[::3], 3))
+
+
+def test_a_median_in_a_wide_interval_is_the_interval():
+    fit = curves(table=PATIENTS, grid=[24, 54])
+    medians, right = fit.median(), monthly().median()
+    assert medians["median"].isna().all()
+    assert ((medians["after"] < right["median"]) & (right["median"] <= medians["until"])).all()
+    assert (medians["conf_low"] <= right["conf_low"]).all()
+    text = fit.summary().as_text()
+    assert "24 to 54" in text and text.startswith(
+        "*** ONE INTERVAL HAS A LARGE PART OF A CURVE: between 0 and 24"
+    )
+    assert "Use a narrower grid" in text
+    assert "wide_intervals" not in monthly().diagnostics()["kind"].tolist()
+
+
+def test_the_remedies_for_wide_intervals():
+    # A minimum at every site leaves few intervals; masks over all sites, as the note says, leave many.
+    fit = merged(masked=False)
+    note = fit.diagnostics().set_index("kind").loc["wide_intervals"]
+    assert note["severity"] == "critical" and "Mask the counts over three sites" in note["note"]
+    assert len(fit.times) < len(merged().times) / 2
+    assert "wide_intervals" not in merged().diagnostics()["kind"].tolist()
+    lower = fs.Policy(min_level_count=1)
+    assert "wide_intervals" not in merged(masked=False, policy=lower).diagnostics()["kind"].tolist()
+
+
+def test_before_the_first_event_limits_are_those_of_clopper_and_pearson():
+    table = PATIENTS.assign(died=np.where(PATIENTS["months"] <= 6, 0, PATIENTS["died"]))
+    frame = curves(table=table).tidy().query("time == 3")
+    assert (frame["survival"] == 1.0).all()
+    for row in frame.itertuples():
+        low, high = scipy.stats.binomtest(int(row.n_start), int(row.n_start)).proportion_ci(method="exact")
+        assert_allclose([row.conf_low, row.conf_high], [low, high], rtol=1e-10)
+
+
+def test_both_log_rank_tests_are_compared():
+    rng = np.random.default_rng(11)
+    site = np.repeat(np.arange(5), 80)
+    arm = np.where(rng.uniform(size=400) < 0.2 + 0.15 * site, "a", "b")
+    months = np.ceil(rng.exponential(40.0 / (1.0 + site)))
+    table = pd.DataFrame({"hospital": [f"H{k}" for k in site], "arm": arm, "months": months})
+    table["died"] = rng.uniform(size=400) < 0.8
+    fit = curves(table=table.assign(died=table["died"].astype(int)), grid=np.arange(1.0, 61.0))
+    assert fit.log_rank_test()["p_value"] < 0.01 < 0.05 < fit.log_rank_test(by_site=True)["p_value"]
+    text = fit.summary().as_text()
+    assert text.startswith("*** THE TWO LOG-RANK TESTS DIFFER") and "Read the test by site" in text
+    assert text.index("Log-rank by site") < text.index("Log-rank pooled")
+    assert "tests_differ" not in curves().diagnostics()["kind"].tolist()
+
+
+def test_times_within_intervals_are_in_random_order():
+    # Hazards of a constant ratio: the share that survives is exact whatever the width of the interval.
+    n, died, censored = 1e6, 0.09, 0.03
+    left = np.exp(-(died + censored) * 10.0)
+    gone = n * (1.0 - left)
+
+    def counted(events, censored, beyond, at_end=0.0, events_at_end=0.0):
+        cells = (np.array([[one]]) for one in (events, censored))
+        ends = (np.array([[one]]) for one in (at_end, events_at_end))
+        return SurvivalCounts(np.array([10.0]), *cells, np.array([beyond]), None, *ends)
+
+    counts = counted(gone * 0.75, gone * 0.25, n * left)
+    frame = product_limit(counts, 0.95, "log-log")[0]
+    assert_allclose(frame["survival"], np.exp(-died * 10.0), rtol=1e-12)
+    # Without censored rows, and with all rows at the end, it is the product limit.
+    for censored, *at_end in ((0.0, 0.0, 0.0), (10.0, 30.0, 20.0)):
+        assert_allclose(counted(20.0, censored, 70.0, *at_end).at_risk, 90.0 + censored, rtol=1e-12)
+    # Some events within the interval, and then some at its end.
+    share = 1.0 - 15.0 / counted(15.0, 5.0, 80.0, 4.0, 4.0).at_risk
+    assert_allclose(share, (1.0 - 16.0 / 100.0) ** (11.0 / 16.0) * (1.0 - 4.0 / 84.0), rtol=1e-12)
+    # Nobody stays: the actuarial estimate.
+    assert_allclose(1.0 - 4.0 / counted(4.0, 6.0, 0.0).at_risk, 1.0 - 4.0 / 7.0)
 
 
 def test_means_of_blocks():
@@ -141,33 +310,13 @@ def test_means_of_blocks():
 
 
 def test_no_cell_has_few_rows():
-    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital")
-    fit = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(0.5, until=60, masked=False)
-    seen = [
-        event.array
-        for event in fit.ledger.to_frame().itertuples()
-        if event.step == "count_cells" and event.sender != "coordinator"
-    ]
-    assert seen
-    counts = fit._record.events[fit._record.events > 0.0]
-    assert counts.min() >= 3.0
-    assert (np.bincount(fit._record.censored.astype(int).ravel())[1:3] == 0).all()
-
-
-def test_two_grids_reveal_means_of_blocks_and_no_time():
-    # Without averaging, grids that differ by one point reveal who died in between.
-    lone = PATIENTS[PATIENTS["hospital"] == "Ulm"].assign(hospital="one")
-    lone.loc[lone.index[0], ["months", "died"]] = 33, 1
-
-    def events(upto, policy):
-        fit = curves("Surv(months, died) ~ 1", lone, [upto, 60.0], policy, masked=False)
-        return float(fit._record.events[0, 0])
-
-    between = lone[(lone["died"] == 1) & (lone["months"] == 33)]
-    assert events(33.0, EXACT) - events(32.0, EXACT) == len(between)
-    for month in range(1, 59):
-        moved = events(month + 1.0, None) - events(float(month), None)
-        assert moved == 0.0 or moved >= 3.0
+    for masked in (True, False):
+        fit = merged(masked=masked)
+        record = fit._record
+        for cells in (record.events, record.censored, record.beyond):
+            assert cells[cells > 0.0].min(initial=3.0) >= 3.0
+        seen = [event.array for event in fit.ledger.to_frame().itertuples() if event.step == "count_times"]
+        assert seen
 
 
 def test_groups_that_differ_by_one_person_are_refused():
@@ -177,16 +326,6 @@ def test_groups_that_differ_by_one_person_are_refused():
     fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(3, until=60)
     with pytest.raises(PolicyError):
         fs.KaplanMeier.from_formula("Surv(months, died) ~ other", partition).fit(3, until=60)
-
-
-def test_divisions_that_would_give_the_times_back_are_refused():
-    """Blocks of other groups overlap: enough divisions are a linear system for the times."""
-    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital", policy="strict")
-    fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(3, until=60)
-    # The same division at another grid averages the same blocks.
-    fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(1, until=60)
-    with pytest.raises(PolicyError, match=r"at most 0\.5 different sums"):
-        fs.KaplanMeier.from_formula("Surv(months, died) ~ stage", partition).fit(3, until=60)
 
 
 def test_a_group_with_few_rows_is_refused():
@@ -225,6 +364,11 @@ def test_formulas_without_a_meaning(formula, error, text):
         ([3, 3], None, "ascend"),
         ([0, 3], None, "ascend"),
         ([3, 6], 60, "leave it out"),
+        (100, 48, r"exceeds the last time, until=48.*fit\(grid=2.4, until=48\)"),
+        (1, 1100, r"received 1,100. Use grid=2"),
+        (0.25, 1000, r"Use grid=1,"),
+        (None, None, r"fit\(grid=1, until=60\)"),
+        (None, 60, r"fit\(\[12, 24, 36\]\)"),
         ([], None, "expected a width"),
         ("months", None, "expected a width"),
     ],
@@ -232,6 +376,11 @@ def test_formulas_without_a_meaning(formula, error, text):
 def test_grids_without_a_meaning(grid, until, text):
     with pytest.raises(ModelError, match=text):
         grid_points(grid, until)
+    for model, response in ((fs.KaplanMeier, "Surv(months, died)"), (fs.CumulativeIncidence, CAUSES)):
+        partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital")
+        with pytest.raises(ModelError, match=text):
+            model.from_formula(f"{response} ~ arm", partition).fit(grid, until=until)
+    assert len(grid_points(2, 1100)) == 550 and len(grid_points(48, 48)) == 1
     assert_allclose(grid_points(7, 20), [7.0, 14.0, 20.0])
 
 
@@ -248,19 +397,23 @@ def test_nothing_to_estimate():
     ):
         with pytest.raises(ModelError):
             call()
-    assert fit.survival_at([0.5, 70])["survival"].tolist()[0] == 1.0
+    assert fit.survival_at([0.0, 70])["survival"].tolist()[0] == 1.0
     assert np.isnan(fit.survival_at([70])["survival"]).all()
 
 
-def test_averaged_starts_keep_the_curves():
-    late, monthly = "Surv(entry, months, died) ~ arm", np.arange(1.0, 61.0)
-    exact, fit = (curves(late, grid=monthly, policy=policy) for policy in (EXACT, None))
-    difference = fit.survival_at(range(1, 49))["survival"] - exact.survival_at(range(1, 49))["survival"]
+def test_merged_starts_keep_the_curves():
+    late = "Surv(entry, months, died) ~ arm"
+    exact, fit = (
+        monthly(
+            late,
+        ),
+        merged(late),
+    )
+    difference = fit.survival_at(fit.times)["survival"] - exact.survival_at(fit.times)["survival"]
     assert difference.abs().mean() < 0.02 and difference.abs().max() < 0.06
     notes = fit.diagnostics()["kind"].tolist()
-    assert {"late_entry", "averaged_times"} <= set(notes) and "late_entry" not in curves().diagnostics()[
-        "kind"
-    ].tolist()
+    assert {"late_entry", "merged_intervals"} <= set(notes)
+    assert "late_entry" not in curves().diagnostics()["kind"].tolist()
     assert fit._unit == curves()._unit == "months"
     # No cell of starts has few rows, whatever the grid.
     assert (np.bincount(fit._record.entered.astype(int).ravel())[1:3] == 0).all()
@@ -274,7 +427,7 @@ def test_rows_at_risk_are_no_fewer_than_those_that_leave():
         np.zeros(1),
         np.array([[0.0, 5.0]]),
     )
-    assert counts.at_risk.tolist() == [[3.0, 2.0]]
+    assert counts.at_risk.tolist() == counts.at_start.tolist() == [[3.0, 2.0]]
 
 
 @pytest.mark.parametrize(("rho", "gamma"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.5, 2.0)])
@@ -306,7 +459,9 @@ def test_curves_of_no_event_of_a_kind():
     levels = "Surv(months, C(cause, levels=['none', 'relapse', 'death', 'moved']))"
     fit = competing(f"{levels} ~ arm")
     moved = fit.tidy().query("cause == 'moved'")
-    assert (moved[["incidence", "std_error", "conf_low", "conf_high"]] == 0.0).all(axis=None)
+    assert (moved[["incidence", "std_error", "conf_low"]] == 0.0).all(axis=None)
+    # No event among n rows: the limit of Clopper and Pearson.
+    assert_allclose(moved["conf_high"], 1.0 - 0.025 ** (1.0 / moved["n_start"]), rtol=1e-12)
     assert np.isnan(fit.gray_test("moved")["p_value"])
     assert_allclose(fit.gray_test("death"), competing().gray_test("death"), rtol=1e-12)
     with pytest.raises(ModelError, match="cause"):
@@ -325,7 +480,7 @@ def test_curves_of_no_event_of_a_kind():
 
 @pytest.mark.parametrize("sites", [1, 3, 40])
 def test_the_number_of_sites_does_not_matter_to_competing_events(sites):
-    table = PATIENTS.assign(hospital=[f"H{k % sites:02d}" for k in range(len(PATIENTS))])
+    table = ROUNDED.assign(hospital=[f"H{k % sites:02d}" for k in range(len(PATIENTS))])
     found, expected = competing(table=table), competing()
     assert_allclose(found.tidy()["incidence"], expected.tidy()["incidence"], rtol=1e-12)
     late = "Surv(entry, months, died) ~ arm"
@@ -342,13 +497,13 @@ def test_a_quantile_between_two_times():
 def test_summary_plot_and_file(tmp_path):
     fit = curves()
     text = fit.summary().as_text()
-    assert "Log-Rank Test" in text and "arm=surgery" in text and "median" in text
+    assert "Log-rank by site" in text and "arm=surgery" in text and "median" in text
     fit.save(tmp_path / "curves.fed")
     again = fs.load(tmp_path / "curves.fed")
     assert again.summary().as_text() == text
     ax = again.plot()
     assert [text.get_text() for text in ax.get_legend().get_texts()] == list(fit.labels)
-    assert f"{fit._counts.at_risk[0, 0]:.0f}" in [note.get_text() for note in ax.texts]
+    assert f"{fit._counts.at_start[0, 0]:.0f}" in [note.get_text() for note in ax.texts]
     assert again.plot(events=True).get_ylabel() == "share with the event"
 
 
@@ -361,7 +516,8 @@ def test_summary_plot_and_file_of_competing_events(tmp_path):
     assert again.summary().as_text() == text
     assert again.plot("death").get_ylabel() == "cumulative incidence"
     assert np.isnan(again.incidence_at([70])["incidence"]).all()
-    assert (again.incidence_at([0.5])["incidence"] == 0.0).all()
+    assert (again.incidence_at([0.0])["incidence"] == 0.0).all()
+    assert merged().plot().get_lines()[0].get_marker() == "o"
 
 
 @pytest.mark.parametrize(
@@ -379,8 +535,9 @@ def test_what_leaves_a_site_is_what_explain_lists(model, response):
     assert expected.passes
     released = model.fit(3, until=60).ledger.releases()
     key = ["sender", "step", "array", "kind", "masked"]
-    own = released[released["step"].isin(["open_cells", "count_cells", "count_entries", "sum_log_rank"])]
-    assert ("count_entries" in own["step"].tolist()) == ("entry" in response)
+    steps = {"open_cells", "flag_times", "count_times", "sum_log_rank"}
+    own = released[released["step"].isin(steps)]
+    assert set(own["step"]) == steps
     assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
 
 
@@ -389,6 +546,21 @@ def test_requests_out_of_turn_are_refused():
     request = Request("Bonn", "descriptive", "count_cells", {"edges": np.array([3.0])}, "another session")
     with pytest.raises(MessageError, match="open_cells"):
         site.answer(pack_request(request))
+
+
+@pytest.mark.parametrize("model", [fs.KaplanMeier, fs.FederatedCox])
+@pytest.mark.parametrize(
+    "response", ["Surv(died, months)", "Surv(event, months)", "Surv(event, entry, months)"]
+)
+def test_exchanged_times_and_events_are_asked_for(model, response):
+    # Zeros as times, ones as times, and starts that are after their ends.
+    table = PATIENTS.assign(event=1)
+    partition = fs.ClientPartition.from_frame(table, by="hospital")
+    with pytest.raises(DesignError, match=r"are time and event exchanged\? The time"):
+        fit = model.from_formula(
+            f"{response} ~ age" if model is fs.FederatedCox else f"{response} ~ arm", partition
+        )
+        fit.fit(**({} if model is fs.FederatedCox else {"grid": 3, "until": 60}))
 
 
 @pytest.mark.parametrize("model", [fs.KaplanMeier, fs.FederatedCox])
