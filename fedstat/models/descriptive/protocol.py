@@ -101,7 +101,9 @@ def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) ->
     intervals = yield from choose_intervals(session, grid)
     ends = intervals.ends
     edges = with_ends_apart(ends, intervals.apart)
-    replies = yield session.request_all("count_times", {"edges": edges, "earlier": intervals.earlier})
+    replies = yield session.request_all(
+        "count_times", {"edges": edges, "earlier": intervals.earlier, "requested": grid}
+    )
     fine, width = np.asarray(add(replies, "cells")), rows.shape[1]
     at_ends = fine[:, np.searchsorted(edges, ends), :width] * intervals.apart[:, None]
     starts = np.append(0, np.searchsorted(edges, ends) + 1)
@@ -117,6 +119,7 @@ def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) ->
     return SurvivalTable(rows, counts, LogRankSums(*parts), intervals, *by_outcome, entered)
 
 
+NO_ENDS: Floats = np.zeros(0)
 MOST_TRIES = 5
 """Ends that are examined in one interval before it stays whole."""
 LATER_TRIES = 2
@@ -157,13 +160,18 @@ class _Flags:
     most: int
     over_sites: bool
     earlier: Floats
+    repeated: Floats
 
 
-def _flag(session: RowsSession, edges: Floats, near: Floats) -> FitProtocol[_Flags]:
+def _flag(
+    session: RowsSession, edges: Floats, near: Floats, requested: Floats = NO_ENDS
+) -> FitProtocol[_Flags]:
     """Ask for the flags of the intervals before and after the ends `near`, some of `edges` (J,)."""
     at = np.searchsorted(edges, near)
     places = np.union1d(at, at + 1)
-    replies = yield session.request_all("flag_times", {"edges": edges, "places": places.astype(np.int64)})
+    replies = yield session.request_all(
+        "flag_times", {"edges": edges, "places": places.astype(np.int64), "requested": requested}
+    )
     enough, few = np.divmod(np.asarray(add(replies, "flags")), ENOUGH)
     least = round(max(float(reply.arrays["least"]) for reply in replies))
     most = min(float(reply.arrays["most"]) for reply in replies)
@@ -175,7 +183,11 @@ def _flag(session: RowsSession, edges: Floats, near: Floats) -> FitProtocol[_Fla
     earlier = np.unique(np.concatenate([reply.arrays["earlier"] for reply in replies]))
     everywhere = np.ones(len(edges) + 1, dtype=np.bool_)
     everywhere[places] = allowed.all(axis=(0, 2))
-    return _Flags(everywhere, least, int(min(most, 1e9)), over_sites, earlier)
+    repeated = [reply.arrays["repeated"] for reply in replies]
+    same = all(np.array_equal(repeated[0], one) for one in repeated)
+    return _Flags(
+        everywhere, least, int(min(most, 1e9)), over_sites, earlier, repeated[0] if same else NO_ENDS
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,10 +222,14 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
     A narrow interval is examined only within one that is allowed: an end that is refused shows that few rows
     are in an interval, and this interval is wide.
     """
-    flags = yield from _flag(session, requested[-1:], requested[-1:])
+    flags = yield from _flag(session, requested[-1:], requested[-1:], requested)
     if flags.least <= 1 and flags.most >= 2 * len(requested):
         # Few rows may be counted: there is nothing to examine.
         return Intervals.of(requested, requested, flags, np.ones(len(requested), dtype=np.bool_))
+    if flags.repeated.size:
+        # The same counts as before, so that a repetition has the same result.
+        ends = flags.repeated[~np.isin(flags.repeated, _before(flags.repeated))]
+        return Intervals.of(requested, ends, flags, np.isin(_before(ends), flags.repeated))
     # Ends of earlier counts reveal nothing new, and are preferred to ends near to them.
     known = flags.earlier[(flags.earlier <= requested[-1]) & ~np.isin(flags.earlier, _before(flags.earlier))]
     offered = np.union1d(requested, known)

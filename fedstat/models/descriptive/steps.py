@@ -309,11 +309,12 @@ SHARE_OF_SUMS = 2.0 / 3.0
 
 @dataclass(frozen=True, slots=True)
 class CountedTimes:
-    """Counts that a site has released: columns of the times, digests of rows and division, and the ends."""
+    """Counts that a site has released: columns of the times, digests of rows, division and grid, and ends."""
 
     columns: tuple[str, ...]
     rows: str
     division: str
+    requested: str
     ends: tuple[float, ...]
 
 
@@ -349,6 +350,7 @@ def _most_intervals(data: SiteData, opened: OpenCells) -> float:
     takes={
         "edges": aggregate("upper ends of the intervals", common=True),
         "places": control("intervals that are examined", common=True),
+        "requested": aggregate("ends of the requested grid", common=True),
     },
     releases={
         "flags": control("whether a cell has few rows but some, or enough rows", 3, maskable=True),
@@ -356,9 +358,12 @@ def _most_intervals(data: SiteData, opened: OpenCells) -> float:
         "least": control("fewest rows of a cell by the policy", 0),
         "most": control("most intervals by the policy", 0),
         "earlier": control("ends of intervals of earlier counts"),
+        "repeated": control("ends of the same counts, if they were released before"),
     },
 )
-def flag_times(data: SiteData, state: State, edges: Floats, places: Ints) -> dict[str, Array]:
+def flag_times(
+    data: SiteData, state: State, edges: Floats, places: Ints, requested: Floats
+) -> dict[str, Array]:
     """Flag cells of the intervals `places` (m,) of those that end at `edges` (J,): ``flags`` (G, m, 1 + C).
 
     If rows enter late, ``flags`` (G, m, 2 + C) ends with those of the rows that enter.
@@ -372,13 +377,20 @@ def flag_times(data: SiteData, state: State, edges: Floats, places: Ints) -> dic
         raise MessageError(f"{data.name}: array 'places' must name intervals between the edges")
     counts, least = opened.time_counts(edges)[:, places], data.policy.min_level_count
     same = [one for one in before if (one.rows, one.division) == opened.digests]
+    key = (*opened.digests, _grid_digest(requested))
+    repeated = [one.ends for one in before if (one.rows, one.division, one.requested) == key]
     return {
         "flags": np.where(counts >= max(least, 1), ENOUGH, (counts > 0).astype(np.int64)),
         "over_sites": np.array(_over_sites(data, state)),
         "least": np.array(float(least)),
         "most": np.array(max([_most_intervals(data, opened), *(float(len(one.ends)) for one in same)])),
         "earlier": np.unique([end for one in before for end in one.ends]).astype(np.float64),
+        "repeated": np.array(repeated[0] if repeated else (), dtype=np.float64),
     }
+
+
+def _grid_digest(requested: Floats) -> str:
+    return hashlib.sha256(requested.tobytes()).hexdigest()[:16]
 
 
 @step(
@@ -387,10 +399,13 @@ def flag_times(data: SiteData, state: State, edges: Floats, places: Ints) -> dic
     takes={
         "edges": aggregate("upper ends of the intervals", common=True),
         "earlier": aggregate("ends of intervals of earlier counts", common=True),
+        "requested": aggregate("ends of the requested grid", common=True),
     },
     releases={"cells": summed("rows by group, interval and event", 3, behind=CELLS)},
 )
-def count_times(data: SiteData, state: State, edges: Floats, earlier: Floats) -> dict[str, Array]:
+def count_times(
+    data: SiteData, state: State, edges: Floats, earlier: Floats, requested: Floats
+) -> dict[str, Array]:
     """Count the rows: ``cells`` (G, J + 1, 1 + C), the last interval beyond all `edges` (J,), by outcome.
 
     If rows enter late, ``cells`` (G, J + 1, 2 + C) ends with the rows that enter in each interval. `earlier`
@@ -408,7 +423,7 @@ def count_times(data: SiteData, state: State, edges: Floats, earlier: Floats) ->
         raise DescriptionError.of_rule(
             "differencing",
             data.name,
-            "has counted these times over other rows, in other groups or on other intervals, and refuses "
+            "has counted these times over other rows, on other intervals or in other groups, and refuses "
             f"counts that were not examined together with them: the difference may belong to few rows. "
             f"{remedy}",
         )
@@ -425,7 +440,8 @@ def count_times(data: SiteData, state: State, edges: Floats, earlier: Floats) ->
         for cell in range(opened.groups * counts.shape[2])
     ]
     state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
-    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, tuple(edges.tolist())))
+    grid, ends = _grid_digest(requested), tuple(edges.tolist())
+    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, grid, ends))
     if data.policy.remember != "nothing" and entry not in data.site_ledger.spent:
         data.site_ledger.spend(entry)
     return {"cells": counts.astype(np.float64)}
