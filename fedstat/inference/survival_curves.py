@@ -199,13 +199,21 @@ class KnownCurve:
                 out[row] = np.nan, ends[:, 1].min(), ends[:, 2].max()
         return out
 
-    def ends_around(self, point: float) -> tuple[float, float]:
-        """Return the two times between which a point is; 0 before the first."""
+    def between(self, points: Floats) -> str:
+        """Say for points that are not known between which times they are, and what to do."""
         times = np.append(0.0, self.times)
-        after = min(int(np.searchsorted(times, point)), len(times) - 1)
-        return float(times[max(after - 1, 0)]), float(times[after])
+        places = np.clip(np.searchsorted(times, points[:MOST_SHOWN]), 1, len(times) - 1)
+        named = (
+            f"{point:g} (between {times[place - 1]:g} and {times[place]:g})"
+            for point, place in zip(points.tolist(), places.tolist(), strict=False)
+        )
+        more = f" and {len(points) - MOST_SHOWN} more" if len(points) > MOST_SHOWN else ""
+        return f"at {', '.join(named)}{more}. Choose times among the ends of intervals, or a grid with these "
+        "ends"
 
 
+MOST_SHOWN = 4
+"""Times that a warning names."""
 TIME_TOLERANCE = 1e-9
 """Relative difference of a time and the end of an interval that are the same."""
 WIDE_STEP = 0.1

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError
+from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import check_level
 from fedstat.models.horizontal.prediction import predict_rows
@@ -74,25 +75,42 @@ class BaselineHazard(Report):
         return np.asarray(np.sqrt(self._variance + np.einsum("mjp,pq,mjq->mj", d, self._cov, d)))
 
     def hazard_at(self, times: Floats) -> Floats:
-        """Return the cumulative hazard at times (m,), that of the last interval that ends up to each.
+        """Return the cumulative hazard at times (m,).
+
+        It is known at the ends of intervals, and between two ends at which it is the same; otherwise NaN.
 
         Raises
         ------
         ModelError
             A time is after the last interval.
 
+        Warns
+        -----
+        FedstatWarning
+            A time is between two ends; the warning names them.
+
         Examples
         --------
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ center(age)", partition).fit()
-        >>> fit.baseline_hazard(12, until=48).hazard_at([12, 30]).round(2).tolist()
+        >>> fit.baseline_hazard(12, until=48).hazard_at([12, 24]).round(2).tolist()
         [0.21, 0.48]
         """
-        points = np.asarray(times, dtype=np.float64)
+        found, problem = self._look_up(np.asarray(times, dtype=np.float64))
+        if problem:
+            warn(problem, FedstatWarning)
+        return found
+
+    def _look_up(self, points: Floats) -> tuple[Floats, str]:
+        """Return the cumulative hazard at points (m,), and in words where it is not known, if anywhere."""
         if points.max() > self.times[-1]:
             raise ModelError(f"times: the baseline hazard ends at {self.times[-1]:g}; choose earlier times")
-        return np.append(0.0, self.hazard)[np.searchsorted(self.times, points, side="right")]
+        curve = KnownCurve(self.times, np.repeat(self.hazard[:, None], 3, axis=1), 0.0)
+        found = curve.at(points)[:, 0]
+        unknown = np.isnan(found)
+        where = curve.between(points[unknown]) if unknown.any() else ""
+        return found, f"times: the baseline hazard is not known {where}" if where else ""
 
     def tidy(self) -> pd.DataFrame:
         """One row per interval: ``time``, cumulative ``hazard``, ``std_error``."""
@@ -209,3 +227,17 @@ class BaselineHazard(Report):
 
     def __repr__(self) -> str:
         return f"<Baseline hazard at {len(self.times)} times up to {self.times[-1]:g}; see .summary()>"
+
+
+def known_hazard(baseline: BaselineHazard, times: Floats) -> Floats:
+    """Return the cumulative hazard at times (m,) of an evaluation.
+
+    Raises
+    ------
+    ModelError
+        The hazard is not known at one of them.
+    """
+    hazard, problem = baseline._look_up(times)
+    if problem:
+        raise ModelError(problem)
+    return hazard

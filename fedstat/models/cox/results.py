@@ -21,7 +21,7 @@ from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import check_choice
-from fedstat.models.cox.baseline import BaselineHazard
+from fedstat.models.cox.baseline import BaselineHazard, known_hazard
 from fedstat.models.cox.common_baseline import CommonFit
 from fedstat.models.cox.evaluation import evaluate_survival
 from fedstat.models.cox.protocol import (
@@ -505,11 +505,12 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         partition = self._partition_for("evaluate", partition)
         if baseline is None:
             baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(points)
+        hazard = known_hazard(baseline, points)
         found, self.evaluation_ledger = evaluate_survival(
             self.basis.agreement,
             fit.design,
             self.estimate.params,
-            baseline.hazard_at(points),
+            hazard,
             points,
             partition,
         )

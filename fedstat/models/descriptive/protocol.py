@@ -144,7 +144,7 @@ class _Interval:
         """Return the place of the next end to try: a `preferred` or round one near the middle."""
         if self.tries >= (LATER_TRIES if preferred.any() else MOST_TRIES) or self.high - self.low < 2:
             return None
-        middle, reach = (self.low + self.high) // 2, (self.high - self.low) // 4
+        middle, reach = (self.low + self.high) // 2, (self.high - self.low) // 8
         near = np.arange(max(middle - reach, self.low + 1), min(middle + reach, self.high - 1) + 1)
         roundness = np.where(preferred[near], -1, ((near[:, None] + 1) % ROUND_PLACES == 0).argmax(axis=1))
         best = near[roundness == roundness.min()]

@@ -47,8 +47,6 @@ MOST_TIMES = 8
 """Times of a group in the summary; tidy() has all."""
 MOST_SPREAD = 2001
 """Times over which events within intervals are spread, where times are not on the grid."""
-MOST_SHOWN = 4
-"""Times that a warning names."""
 DECISION = 0.05
 """Level at which the log-rank tests with and without sites are compared."""
 SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
@@ -218,23 +216,15 @@ class CurveResults(Results[CurveRecord]):
         values = frame[[name, "conf_low", "conf_high"]].to_numpy()
         return KnownCurve(self.times, np.vstack([np.full(3, start), values])[places], start)
 
-    def _warn_between(self, times: Floats, points: Sequence[float]) -> None:
+    def _warn_between(self, times: Floats, points: Floats) -> None:
         """Warn about points between two ends of intervals at which the curve is not known."""
-        if not len(points):
-            return
-        between = []
-        for point in points[:MOST_SHOWN]:
-            place = int(np.searchsorted(times, point))
-            between.append(
-                f"{point:g} (between {0.0 if not place else times[place - 1]:g} and {times[place]:g})"
+        if len(points):
+            where = KnownCurve(times, np.zeros((len(times), 3)), 0.0).between(points)
+            warn(
+                "the value of the curve is NaN where it is not known, and its limits are those of the two "
+                f"ends: {where}. They are in .times",
+                FedstatWarning,
             )
-        more = f" and {len(points) - MOST_SHOWN} more" if len(points) > MOST_SHOWN else ""
-        warn(
-            f"the curve is known at the ends of intervals only, and not at {', '.join(between)}{more}. The "
-            "values there are NaN, and their limits are those of the two ends. Choose times among .times, or "
-            "a grid with these ends",
-            FedstatWarning,
-        )
 
     @property
     def _falls(self) -> Floats:
@@ -317,8 +307,8 @@ class CurveResults(Results[CurveRecord]):
             )
         yield Note(
             "censoring",
-            "Censoring is assumed to be independent of the time of the event within each group. Censored "
-            "rows are at risk until the end of their interval.",
+            "Censoring is assumed to be independent of the time of the event within each group. Within an "
+            "interval, events and censored rows are taken to be in random order.",
         )
         if record.left_out:
             text = f"Rows left out because they lack the time, the event or the group: {record.left_out:,}."
@@ -450,7 +440,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             found = self._known(frame, "survival", 1.0).at(points)
             between |= np.isnan(found[:, 0]) & ~np.isnan(found[:, 2])
             rows += [(label, time, *values) for time, values in zip(times, found.tolist(), strict=True)]
-        self._warn_between(self.times, points[between].tolist())
+        self._warn_between(self.times, points[between])
         return pd.DataFrame(rows, columns=["group", "time", "survival", "conf_low", "conf_high"])
 
     def quantile(
@@ -827,7 +817,7 @@ class CumulativeIncidenceResults(
                 (label, cause, time, values[0], error, *values[1:])
                 for time, values, error in zip(times, found.tolist(), errors.tolist(), strict=True)
             ]
-        self._warn_between(self.times, points[between].tolist())
+        self._warn_between(self.times, points[between])
         columns = ["incidence", "std_error", "conf_low", "conf_high"]
         return pd.DataFrame(rows, columns=["group", "cause", "time", *columns])
 

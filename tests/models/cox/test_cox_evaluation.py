@@ -149,3 +149,20 @@ def test_plots(fit):
     found = fit.evaluate(times=TIMES)
     assert found.plot_auc().get_ylabel() == "AUC"
     assert found.plot_calibration(24, groups=5).get_ylabel() == "observed"
+
+
+def test_the_hazard_between_two_ends_is_not_known():
+    model = fs.FederatedCox.from_formula("Surv(months, died) ~ age", rows(PATIENTS))
+    fit = model.fit()
+    coarse, fine = fit.baseline_hazard(12, until=48), fit.baseline_hazard([6, 12, 18, 48])
+    with pytest.warns(
+        fs.errors.FedstatWarning, match=r"18 \(between 12 and 24\), 30.5 \(between 24 and 36\)"
+    ):
+        found = coarse.hazard_at([0, 12, 18, 30.5, 48])
+    assert np.isnan(found).tolist() == [False, False, True, True, False] and found[0] == 0.0
+    assert found[1] < fine.hazard_at([18])[0] < coarse.hazard_at([24])[0]
+    with pytest.raises(ModelError, match="not known at 18"):
+        fit.evaluate(times=[12, 18], baseline=coarse)
+    common = model.fit(baseline="common", grid=[12, 24, 36], ties="breslow")
+    with pytest.raises(ModelError, match=r"not known at 18 .*Choose times among the ends"):
+        common.evaluate(times=[12, 18])

@@ -5,6 +5,7 @@ import runpy
 import warnings
 from pathlib import Path
 
+import curve_coverage
 import numpy as np
 import pandas as pd
 import pytest
@@ -569,3 +570,26 @@ def test_competing_events_without_levels_are_sent_to_their_model(model):
     partition = fs.ClientPartition.from_frame(PATIENTS.assign(cause=cause), by="hospital")
     with pytest.raises(DesignError, match=r"an event must be .* cause == 'level' .* CumulativeIncidence"):
         model.from_formula("Surv(months, cause) ~ age", partition)
+
+
+@pytest.mark.parametrize("competing", [False, True])
+@pytest.mark.parametrize("sites", [3, 5])
+def test_the_simulation_has_the_counts_of_a_fit(competing, sites):
+    table = curve_coverage.patients(np.random.default_rng([1, sites]), sites, competing)
+    for grid in curve_coverage.GRIDS.values():
+        both = [make(table, competing, grid) for make in (curve_coverage.counted, curve_coverage.fitted)]
+        assert both[0].tidy().equals(both[1].tidy()) and len(both[0].times) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("competing", [False, True])
+@pytest.mark.parametrize("sites", [5, 25])
+def test_coverage_under_the_default_policy(competing, sites):
+    for grid in curve_coverage.GRIDS:
+        found, more = curve_coverage.simulate(sites, grid, 100, competing)
+        # The interval of the pooled rows, up to what merged intervals add; three standard errors of 100 runs.
+        assert (found["covered"] >= found["pooled rows"] - 0.065).all(), (grid, found)
+        assert (found["nothing"] < 0.02).all() and (found["bias"].abs() < 0.6).all()
+        if grid == "every half month" and not competing:
+            assert more["mean"] > 0.88 and abs(more["mean_bias"]) < 0.4 and more["median"] > 0.88
+            assert max(more["by_site"], more["pooled"]) < 0.13
