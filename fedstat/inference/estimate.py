@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import pandas as pd
 
@@ -68,6 +68,8 @@ class Estimate:
                           likelihoods compare only where it agrees
     n_parameters          counted by AIC and BIC; None: ``df_model``, without the intercept, and that
     scale                 residual variance or dispersion
+    df                    (d,) degrees of freedom of Student's t by coefficient; None where all have the same,
+                          or tests are normal
     privacy               privacy budget that was spent, in words
     reasons               why ``cov_params``, ``llf`` or ``rsquared`` does not exist
     ====================  ==================================================================================
@@ -88,6 +90,7 @@ class Estimate:
     n_parameters: int | None = None
     rsquared: float | None = None
     scale: float = 1.0
+    df: Annotated[Floats, "d"] | None = None
     cov_type: str = ""
     privacy: str = "none (exact)"
     blocks: tuple[CoefficientBlock, ...] = ()
@@ -98,6 +101,8 @@ class Estimate:
         d = len(self.names)
         lengths = {"params": len(self.params), "clients": len(self.sites), "terms": len(self.terms)}
         wrong = [f"{len_} {what}" for what, len_ in lengths.items() if len_ != d]
+        if self.df is not None and self.df.shape != (d,):
+            wrong.append(f"degrees of freedom of shape {self.df.shape}")
         if self.cov is not None and self.cov.shape != (d, d):
             wrong.append(f"a covariance of shape {self.cov.shape}")
         if wrong or len(set(self.names)) != d:

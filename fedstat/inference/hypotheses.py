@@ -90,13 +90,27 @@ def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraint
     return _read_arrays(R, q, names)
 
 
+DegreesOfFreedom: TypeAlias = float | Floats | None
+"""Of Student's t, for all coefficients or by coefficient (d,); None for normal tests."""
+
+
+def df_of(R: Floats, df: DegreesOfFreedom) -> DegreesOfFreedom:
+    """Return the degrees of freedom of each constraint (m,): the fewest of the coefficients in it."""
+    if df is None or np.ndim(df) == 0:
+        return df
+    by_coefficient = np.asarray(df, dtype=float)
+    # A difference of two estimates is about as uncertain as the worse of them.
+    return np.array([by_coefficient[row != 0.0].min(initial=np.inf) for row in np.atleast_2d(R)])
+
+
 def t_test(
-    params: Floats, cov: Floats, constraints: Constraints, *, df: float | None = None
+    params: Floats, cov: Floats, constraints: Constraints, *, df: DegreesOfFreedom = None
 ) -> ContrastResults:
     """Test each constraint on its own for params (d,) with cov (d, d): normal, or t with `df`.
 
     A constraint on a coefficient without a variance gives nan; the others are not affected.
     """
+    df = df_of(constraints.R, df)
     effect = constraints.R @ params
     with np.errstate(invalid="ignore", divide="ignore"):
         sd = np.sqrt([_covariance(row[None, :], cov)[0, 0] for row in constraints.R])
@@ -110,9 +124,13 @@ def t_test(
 
 
 def wald_test(
-    params: Floats, cov: Floats, constraints: Constraints, *, df: float | None = None
+    params: Floats, cov: Floats, constraints: Constraints, *, df: DegreesOfFreedom = None
 ) -> ContrastResults:
     """Wald test of all constraints together: chi-squared, or F with `df` in the denominator.
+
+    With `df` by coefficient, those of clusters, m constraints are tested by Hotelling's T-squared with the
+    fewest df of their coefficients: F is Wald's statistic times (df - m + 1) / (df m), with df - m + 1 in the
+    denominator (Pustejovsky and Tipton 2018, equation 14). It is nan where these are not positive.
 
     Warns if the constraints' covariance is not of full rank; the test then has fewer degrees of freedom.
     Raises NotAvailableError for a coefficient without a variance.
@@ -128,6 +146,12 @@ def wald_test(
     rank = _rank(V, constraints)
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
+    if df is not None and np.ndim(df):
+        fewest = float(np.min(df_of(constraints.R, df)))
+        rest = fewest - rank + 1.0
+        if rest <= 0.0:
+            return HypothesisTest(F=np.nan, df_num=rank, df_denom=np.nan)
+        return HypothesisTest(F=W * rest / (fewest * rank), df_num=rank, df_denom=rest)
     if df is not None:
         return HypothesisTest(F=W / rank, df_num=rank, df_denom=df)
     return HypothesisTest(statistic=W, df_denom=rank, distribution="chi2", dist_args=(rank,))
@@ -141,7 +165,7 @@ def wald_test_terms(
     *,
     skip_single: bool = False,
     combine_terms: Sequence[str] = (),
-    df: float | None = None,
+    df: DegreesOfFreedom = None,
 ) -> WaldTestResults:
     """Wald test of every term of the formula: all of its coefficients are zero; `df` as in `wald_test`.
 
@@ -162,11 +186,11 @@ def wald_test_terms(
     )
     if df is None:
         return TermTests(None, "chi2", None, table=table)
-    return TermTests(None, "F", None, table=table.assign(df_denom=df))
+    return TermTests(None, "F", None, table=table.assign(df_denom=[float(t.df_denom) for t in tests]))
 
 
 def _zero_test(
-    params: Floats, cov: Floats, names: Sequence[str], members: ArrayLike, term: str, df: float | None
+    params: Floats, cov: Floats, names: Sequence[str], members: ArrayLike, term: str, df: DegreesOfFreedom
 ) -> ContrastResults:
     index = np.asarray(members, dtype=np.int64)
     if index.size == 0:

@@ -7,6 +7,8 @@ Zeger 1986, equation 6), R the working correlation and W weights that are equal 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 
@@ -90,18 +92,133 @@ def pair_sums(r: Floats, w: Floats, start: Ints) -> Floats:
     return np.array([pairs, lag.sum(), (squares[several] / m[several]).sum()])
 
 
-def adjusted_scores(score: Floats, information: Floats, root: Floats, power: float) -> tuple[Floats, Floats]:
+AT_ONE = 1.0 - 1e-9
+"""Leverage from which a cluster determines a coefficient alone."""
+
+
+def cluster_products(X: Floats, weight: Floats, code: Ints, count: int, Y: Floats | None = None) -> Floats:
+    """Sum ``w x y'`` over the rows of each cluster: (count, p, q).
+
+    `X` (n, p) and `Y` (n, q), by default X, are columns, `weight` (n,), and `code` (n,) numbers the clusters.
+    """
+    other = X if Y is None else Y
+    found = np.empty((count, X.shape[1], other.shape[1]))
+    for j in range(X.shape[1]):
+        part = weight * X[:, j]
+        for k in range(j if Y is None else 0, other.shape[1]):
+            found[:, j, k] = np.bincount(code, part * other[:, k], count)
+            if Y is None:
+                found[:, k, j] = found[:, j, k]
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Margins:
+    """Estimated constants that are no coefficients, such as the baseline hazards of the strata of a site.
+
+    A cluster has leverage in them as well. For each pair of a cluster and a constant behind which it has
+    rows, in the order of clusters: the `shares` (P,) of the constant's information, the `residuals` (P,) over
+    the root of this information, and `cross` (P, p), the information that the cluster has of constant and
+    coefficients, over this root as well. `first` (G + 1,) is the place of each cluster's first pair.
+    """
+
+    first: Ints
+    shares: Floats
+    residuals: Floats
+    cross: Floats
+
+    def part(self, clusters: slice) -> Margins:
+        """Return those of a range of clusters."""
+        return Margins(
+            self.first[clusters.start : clusters.stop + 1], self.shares, self.residuals, self.cross
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CorrectedSums:
+    """Sums over clusters for a covariance that is corrected for their leverage.
+
+    Parameters
+    ----------
+    meat : (p, p) array
+        Outer products of the corrected estimating functions.
+    concentration : (p,) array
+        Squares of the clusters' shares in the model-based variance of each coefficient. Over all clusters
+        its inverse is their effective number (Carter, Schnepel and Steigerwald 2017, equation 9).
+    leverages : (G,) array
+        Largest leverage of each cluster.
+    """
+
+    meat: Floats
+    concentration: Floats
+    leverages: Floats
+
+    @property
+    def inside(self) -> bool:
+        """Whether no coefficient rests on one cluster; otherwise `meat` is zero."""
+        return bool(self.leverages.max(initial=0.0) < AT_ONE)
+
+
+def adjusted_scores(
+    score: Floats, information: Floats, root: Floats, power: float, margins: Margins | None = None
+) -> tuple[Floats, Floats]:
     """Return clusters' estimating functions corrected for their leverage, and leverages.
 
     With the inverse information of all clusters ``C C'`` (`root` C, (p, p)), the hat matrix of a cluster is
     ``H = D C C' D' R^-1 W``, and ``D' R^-1 W (I - H)^-a r = C'^-1 (I - Q)^-a C' s`` for its estimating
     function s (G, p) and ``Q = C' B C`` of its information B (G, p, p). The power a is one for Mancl and
-    DeRouen (2001, equation 5), and one half for Kauermann and Carroll (2001). Returned are ``(I - Q)^-a C'
-    s`` (G, p), and the largest eigenvalue of each Q (G,); with one above or at one the functions are zero.
+    DeRouen (2001, equation 5), and one half for Kauermann and Carroll (2001), which is CR2 of Bell and
+    McCaffrey (2002) for least squares. Returned are ``(I - Q)^-a C' s`` (G, p), and the largest eigenvalue of
+    each Q (G,); with one above or at one the functions are zero.
+
+    With `margins`, Q and C' s have rows of the estimated constants as well. A cluster may be all rows behind
+    a constant: its function is zero there, and the inverse is the generalized one.
     """
-    shares, vectors = np.linalg.eigh(root.T @ information @ root)
+    Q, turned = root.T @ information @ root, score @ root
+    shares, vectors = np.linalg.eigh(Q)
     largest = shares[:, -1]
-    if not (np.isfinite(shares).all() and largest.max(initial=0.0) < 1.0 - 1e-9):
+    if not (np.isfinite(shares).all() and largest.max(initial=0.0) < AT_ONE):
         return np.zeros_like(score), largest
-    turned = np.einsum("gjk,gj->gk", vectors, score @ root) * (1.0 - shares) ** -power
-    return np.einsum("gjk,gk->gj", vectors, turned), largest
+    if margins is None or not power:
+        factors = (1.0 - shares) ** -power
+        return np.einsum("gjk,gk,gik,gi->gj", vectors, factors, vectors, turned, optimize=True), largest
+    out = np.empty_like(score)
+    for g in range(len(score)):
+        there = slice(margins.first[g], margins.first[g + 1])
+        cross = margins.cross[there] @ root
+        joint = np.block([[np.diag(margins.shares[there]), cross], [cross.T, Q[g]]])
+        values, axes = np.linalg.eigh(joint)
+        factors = np.where(values < AT_ONE, np.maximum(1.0 - values, 1.0 - AT_ONE) ** -power, 0.0)
+        both = np.concatenate([margins.residuals[there], turned[g]])
+        out[g] = (axes @ (factors * (axes.T @ both)))[len(cross) :]
+    return out, largest
+
+
+def corrected_sums(
+    score: Floats,
+    information: Floats,
+    inverse: Floats,
+    units: Floats,
+    power: float,
+    margins: Margins | None = None,
+) -> CorrectedSums:
+    """Sum over clusters what a covariance that is corrected for their leverage needs.
+
+    `score` (G, p) are estimating functions, `information` (G, p, p) is that of each cluster, `inverse` (p, p)
+    the inverse information of all. The rows of `units` (k, p) are the coefficients whose variances the
+    clusters share; `power` and `margins` are as for :func:`adjusted_scores`.
+    """
+    # Half of the smallest number keeps a root of an inverse that is singular by rounding.
+    values, vectors = np.linalg.eigh((inverse + inverse.T) / 2.0)
+    root = vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14))
+    lines = units @ inverse
+    variance = np.einsum("kp,kp->k", lines, units)
+    parts = np.einsum("kp,gpq,kq->gk", lines, information, lines, optimize=True) / variance
+    corrected, leverages = adjusted_scores(score, information, root, power, margins)
+    if power:
+        corrected = corrected @ np.linalg.inv(root)
+        meat = corrected.T @ corrected
+    else:
+        meat = score.T @ score
+        leverages = np.zeros_like(leverages)
+    return CorrectedSums(meat, (parts**2).sum(axis=0), leverages)

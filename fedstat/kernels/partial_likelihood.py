@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.clusters import Margins, cluster_products
 from fedstat.typing import Bools, Floats, Ints
 
 TIES = ("efron", "breslow")
@@ -294,14 +295,67 @@ class PartialLikelihood:
         scaled = self.X * np.sqrt(np.maximum(e, 0.0))[:, None]
         return np.asarray(scaled.T @ scaled)
 
+    def means(self) -> Floats:
+        """Return the mean column of the rows at risk, averaged over the events of each time: (T, p)."""
+        table = self.table
+        total = np.where(table.deaths > 0.0, table.deaths * table.mean_weight, 1.0)[:, None]
+        return np.asarray((self.S1 * self.sums[:, 1:2] - self.D1 * self.sums[:, 2:3]) / total)
+
+    def cluster_information(self, code: Ints, count: int) -> Floats:
+        """Return each cluster's part of the information, (count, p, p); `code` (n,) numbers the clusters.
+
+        It is the sum over the cluster's rows of ``(x - mean)(x - mean)'`` times the expected number of events
+        at every event time. With Efron's treatment of ties the means differ between tied events; what their
+        mean misses is shared by expected events, so that the parts add up to the information. Rows of
+        negative `code` are in no cluster.
+        """
+        inside, means = code >= 0, self.means()
+        total = np.where(self.table.deaths > 0.0, self.table.deaths * self.table.mean_weight, 1.0)
+        S1, D1, (a, b, c) = self.S1.T, self.D1.T, self.sums[:, 3:6].T / total
+        X, own, p = self.X[inside], code[inside], self.X.shape[1]
+        found = cluster_products(X, self.expected()[inside], own, count)
+        for j in range(p):
+            along = self.expected(means[:, j])[inside]
+            for k in range(p):
+                part = np.bincount(own, X[:, k] * along, count)
+                found[:, j, k] -= part
+                found[:, k, j] -= part
+            for k in range(j + 1):
+                tied = S1[j] * S1[k] * a - (S1[j] * D1[k] + D1[j] * S1[k]) * b + D1[j] * D1[k] * c
+                square = 2.0 * means[:, j] * means[:, k] - tied
+                part = np.bincount(own, self.expected(square)[inside], count)
+                found[:, j, k] += part
+                if k != j:
+                    found[:, k, j] += part
+        return found
+
+    def margins(self, code: Ints, events: Floats) -> Margins:
+        """Return the leverages of clusters in the levels of the baseline hazards of the strata.
+
+        `code` (n,) numbers the clusters, `events` (S,) are the weighted events behind each hazard.
+        """
+        table, means, e, S = self.table, self.means(), self.expected(), len(events)
+        pair, place = np.unique(code * S + table.stratum, return_inverse=True)
+        observed = np.where(table.event, table.weight, 0.0)
+        stratum = pair % S
+        total = np.where(events > 0.0, events, 1.0)[stratum]
+        cross = [
+            np.bincount(place, column * e - self.expected(means[:, j])) for j, column in enumerate(self.X.T)
+        ]
+        return Margins(
+            np.searchsorted(pair // S, np.arange(int(code.max(initial=-1)) + 2)),
+            np.bincount(place, e) / total,
+            np.bincount(place, observed - e) / np.sqrt(total),
+            np.array(cross).T / np.sqrt(total)[:, None],
+        )
+
     def row_scores(self) -> Floats:
         """Return the score residual of every row, weights included: (n, p)."""
         table, S1, D1 = self.table, self.S1, self.D1
         first, tied, square = self.sums[:, 3:4], self.sums[:, 4:5], self.sums[:, 5:6]
         at_risk = table.cumulated(S1 * first - D1 * tied)
         of_events = S1 * tied - D1 * square
-        total = np.where(table.deaths > 0.0, table.deaths * table.mean_weight, 1.0)[:, None]
-        mean = (S1 * self.sums[:, 1:2] - D1 * self.sums[:, 2:3]) / total
+        mean = self.means()
         observed = np.where(table.event, table.weight, 0.0)
         out = self.X * (observed - self.expected())[:, None]
         out += self.r[:, None] * (at_risk[table.until] - at_risk[table.after])

@@ -164,7 +164,13 @@ class Explainable:
             raise NotAvailableError(
                 f"no dry run for {type(self).__name__}: fit, and read result.ledger.releases()"
             )
-        return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
+        given = settled(self.fit, arguments)
+        model = self._with_columns_of(given)
+        return explain_fit(model, self._plan(model, given), arguments)
+
+    def _with_columns_of(self, arguments: Mapping[str, Any]) -> Self:
+        """Return the model with the columns that arguments of the fit name, such as those of clusters."""
+        return self
 
     @property
     def _description(self) -> str:

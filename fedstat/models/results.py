@@ -23,6 +23,7 @@ from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
 from fedstat.inference.hypotheses import (
     Constraints,
+    DegreesOfFreedom,
     Hypothesis,
     read_constraints,
     t_test,
@@ -365,8 +366,20 @@ class CoefficientResults(Results[Any]):
 
     @property
     def df_inference(self) -> float | None:
-        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
-        return None
+        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal.
+
+        The fewest of :attr:`df` where coefficients have their own, which also serve for predictions.
+        """
+        by_coefficient = self.estimate.df
+        return None if by_coefficient is None else float(by_coefficient.min())
+
+    @property
+    def df(self) -> pd.Series:
+        """Degrees of freedom of each coefficient's test and interval, by name; infinite where normal."""
+        found = self.estimate.df
+        if found is None:
+            found = np.full(len(self.estimate.names), self.df_inference or np.inf)
+        return self._series(found)
 
     @property
     def use_t(self) -> bool:
@@ -375,7 +388,18 @@ class CoefficientResults(Results[Any]):
 
     @property
     def _test_distribution(self) -> Any:
+        """Distribution of each coefficient's test."""
+        return stats.norm if self._df is None else stats.t(self._df)
+
+    @property
+    def _combined_distribution(self) -> Any:
+        """Distribution of tests of combinations of coefficients, with the fewest degrees of freedom."""
         return stats.norm if self.df_inference is None else stats.t(self.df_inference)
+
+    @property
+    def _df(self) -> DegreesOfFreedom:
+        """Degrees of freedom of tests: of all coefficients, or by coefficient."""
+        return self.df_inference if self.estimate.df is None else self.estimate.df
 
     def cov_params(
         self, r_matrix: Hypothesis | None = None, column: Sequence[int | str] | int | str | None = None
@@ -486,7 +510,7 @@ class CoefficientResults(Results[Any]):
         (2,)
         """
         params, cov = self.estimate.params, self._cov()
-        return t_test(params, cov, self._read(r_matrix), df=self.df_inference)
+        return t_test(params, cov, self._read(r_matrix), df=self._df)
 
     def wald_test(
         self, r_matrix: Hypothesis, use_f: bool | None = None, *, scalar: bool = True
@@ -509,7 +533,9 @@ class CoefficientResults(Results[Any]):
         >>> both.distribution, bool(both.pvalue < 0.001)
         ('F', True)
         """
-        df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
+        df = None
+        if self.use_t if use_f is None else use_f:
+            df = self.df_resid if self._df is None else self._df
         found = wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
         if not scalar:
             found.statistic = np.atleast_2d(found.statistic)
@@ -605,7 +631,7 @@ class CoefficientResults(Results[Any]):
             est.terms,
             skip_single=skip_single,
             combine_terms=combine_terms or (),
-            df=self.df_inference,
+            df=self._df,
         )
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:

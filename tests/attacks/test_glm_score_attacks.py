@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, mean_vectors, times_means
 from fedstat.models.glm import overdispersion
-from fedstat.models.glm.protocol import NO_SUMS, Newton, NewtonOptions
+from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
 from fedstat.models.run import FitAttempt
@@ -256,7 +256,7 @@ def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(pol
 
     def protocol():
         yield from newton.open(local=True)
-        yield from newton.ascend(NO_SUMS)
+        yield from newton.ascend(False)
         for alpha in alphas:
             llf, _, _ = yield from overdispersion._sums(newton, np.array([0.0, 0.0, np.log(alpha)]))
             values.append(llf)

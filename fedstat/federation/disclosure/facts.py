@@ -242,9 +242,13 @@ class ExcludedEntities:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRowCounts:
-    """Numbers of rows behind sums of scores: of clusters and strata that several sites have."""
+    """Numbers of rows behind sums of scores: of clusters and strata that several sites have.
+
+    `equations` about the values of one column follow from sums of products over the rows of a cluster.
+    """
 
     rows: Sequence[int]
+    equations: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,6 +286,8 @@ class ClusterCounts:
         Whether the column names the site, which then is a cluster by itself.
     remedy : str
         What to do about few clusters, other than to leave the site out.
+    remedies : mapping of str to str
+        What to do about few clusters of a kind.
     """
 
     groups: str
@@ -290,6 +296,7 @@ class ClusterCounts:
     kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
     whole: bool = False
     remedy: str = "use other groups"
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,7 +436,19 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
     PolicyError
         As :func:`check_rows`.
     """
-    if any(0 < count < data.min_count for count in fact.rows):
+    least = data.min_count
+    if fact.equations:
+        least = max(least, int(np.ceil(entities_per_equation(data.policy) * fact.equations)))
+    if any(0 < count < least for count in fact.rows):
+        if fact.equations:
+            raise PolicyError.of_rule(
+                "minimum count",
+                data.name,
+                f"requires at least {least} rows of every cluster that several sites have, since "
+                f"{fact.equations} equations about a column follow from its sums; some have fewer. Use "
+                'cov_kwds={..., "correction": "CR1"}, which needs no products by cluster, fewer terms, or '
+                "labels that differ between sites if clusters do not span sites",
+            )
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
@@ -478,8 +490,9 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
             raise PolicyError.of_rule(
                 "minimum rows per level",
                 data.name,
-                f"requires none or at least {policy.min_level_count} {groups} {kind}; there are fewer. Use "
-                "cov_struct='independence' if clusters differ in size, merge levels, or leave clusters out",
+                f"requires none or at least {policy.min_level_count} {groups} {kind}; there are fewer. "
+                f"{fact.remedies.get(kind, 'Merge levels, or leave clusters out')}; the owner's setting is "
+                "min_level_count",
             )
 
 

@@ -22,6 +22,7 @@ from fedstat.models.categories.protocol import CategoryNewton
 from fedstat.models.categories.results import CategoryResults, MultinomialResults, OrdinalResults
 from fedstat.models.categories.steps import FAMILY, CategoryRequest
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.horizontal.clusters import ClusterChoice
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 
@@ -186,11 +187,12 @@ class CategoryModel(HorizontalModel):
         ----------
         cov_type : {"nonrobust", "robust", "HC0", "HC1", "cluster"}
             "nonrobust" is the inverse observed information; "HC0" the sandwich of the rows' scores; "HC1", or
-            "robust", the same times n / (n - q); "cluster" that of clusters within sites, with statsmodels'
-            correction.
+            "robust", the same times n / (n - q); "cluster" that of clusters within sites.
         cov_kwds : dict, optional
-            "cluster": ``{"groups": column}``. The column must be among the model's `labels`; that which names
-            the sites makes them the clusters.
+            "cluster": ``{"groups": column}``; the column that names the sites makes them the clusters. Scores
+            are corrected for the leverage of clusters, and tests are Student's t on the effective number of
+            clusters less one. With ``"correction": "CR1"`` they have statsmodels' correction, and tests are
+            normal.
         maxiter : int
             Most steps of Newton's method.
         tol : float
@@ -240,33 +242,33 @@ class CategoryModel(HorizontalModel):
         check_choice("cov_type", cov_type, COV_TYPES)
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
-        groups = self._check_groups(cov_type, {} if cov_kwds is None else cov_kwds)
-        kind = (
-            "HC1" if cov_type == "robust" else "sites" if groups == self.partition.site_column else cov_type
-        )
-        options = kind, groups, maxiter, tol, local, check_assumptions, masked
-        return run_fit(self, call, CategoryModel._estimate, *options)
+        named = self._with_columns_of({"cov_kwds": cov_kwds})
+        clusters = named._check_groups(cov_type, {} if cov_kwds is None else cov_kwds)
+        by_site = clusters is not None and clusters.groups == self.partition.site_column
+        kind = "HC1" if cov_type == "robust" else "sites" if by_site else cov_type
+        options = kind, clusters, maxiter, tol, local, check_assumptions, masked
+        return run_fit(named, call, CategoryModel._estimate, *options)
 
-    def _check_groups(self, cov_type: str, kwds: object) -> str | None:
-        """Return the column of clusters, checked."""
+    def _check_groups(self, cov_type: str, kwds: object) -> ClusterChoice | None:
+        """Return the column of clusters and the correction, checked."""
         if cov_type != "cluster":
             if kwds:
                 raise ModelError("cov_kwds: they are for cov_type='cluster'")
             return None
         groups = kwds.get("groups") if isinstance(kwds, dict) else None
-        if not isinstance(groups, str) or len(kwds) != 1:  # type: ignore[arg-type]
+        if not isinstance(groups, str) or not set(kwds) <= {"groups", "correction"}:  # type: ignore[call-overload]
             raise ModelError("cov_kwds: cov_type='cluster' needs {'groups': column}")
+        correction = kwds.get("correction", "CR2")  # type: ignore[attr-defined]
+        check_choice("cov_kwds: correction", correction, ("CR2", "CR1"))
         if groups not in (*self.question.labels, self.partition.site_column):
-            raise ModelError(
-                f"cov_kwds: make the model with labels=[{groups!r}], so that sites read the column"
-            )
-        return groups
+            raise ModelError(f"cov_kwds: groups={groups!r} is no column of every site's table")
+        return ClusterChoice.of(groups, correction)
 
     def _estimate(
         self,
         attempt: FitAttempt,
         kind: str,
-        groups: str | None,
+        clusters: ClusterChoice | None,
         maxiter: int,
         tol: float,
         local: bool,
@@ -274,13 +276,13 @@ class CategoryModel(HorizontalModel):
         masked: object,
     ) -> CategoryResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        clusters = (groups,) if kind == "cluster" and groups is not None else ()
-        newton = CategoryNewton(session, CategoryRequest(self.link, clusters), maxiter, tol)
-        protocol = newton.run(kind, local, check_assumptions)
+        columns = (clusters.groups,) if kind == "cluster" and clusters is not None else ()
+        newton = CategoryNewton(session, CategoryRequest(self.link, columns), maxiter, tol)
+        protocol = newton.run(kind, local, clusters, check_assumptions)
         fit, outcomes = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             warn(f"{self.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
-        return self._results._of(self, fit, kind, groups, outcomes, attempt.ledger)
+        return self._results._of(self, fit, kind, outcomes, attempt.ledger)
 
 
 class FederatedOrdinal(CategoryModel):

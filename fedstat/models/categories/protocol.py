@@ -21,6 +21,7 @@ from fedstat.inference.assumptions import NOT_REQUESTED, SINGULAR, Outcome, reas
 from fedstat.inference.heterogeneity import SiteFit
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import CategoryRequest, first_parameters
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
     LARGE_STEP,
@@ -48,7 +49,7 @@ class CategoryFit:
     category but the first. `counts` (2, J) are weights and rows of the categories, `null` is the
     log-likelihood without covariates; `trace` has log-likelihood, length of the step in standard errors, and
     its largest change of a parameter, by evaluation. `meat` is the sum of outer products of the scores of
-    rows, or of `clusters` clusters.
+    rows, or of the clusters that `clustering` describes.
     """
 
     gamma: Parameters
@@ -59,7 +60,7 @@ class CategoryFit:
     counts: Annotated[Floats, "2 J"]
     null: float
     meat: Products | None
-    clusters: int | None
+    clustering: Clustering | None
     apart: Annotated[Floats, "2"] | None
     trace: Annotated[Floats, "E 3"]
     converged: bool
@@ -114,10 +115,14 @@ class CategoryNewton(LikelihoodNewton):
     """Newton's method with halved steps, from the shares of the categories."""
 
     def run(
-        self, cov_type: str, local: bool, check_assumptions: bool = True
+        self,
+        cov_type: str,
+        local: bool,
+        clusters: ClusterChoice | None = None,
+        check_assumptions: bool = True,
     ) -> FitProtocol[tuple[CategoryFit, Outcomes]]:
         """Open the rows, maximize, and request what the summary needs, and the test of the assumption."""
-        fit = yield from self.estimate(cov_type, local)
+        fit = yield from self.estimate(cov_type, local, clusters)
         if not fit.has_thresholds_to_compare:
             return fit, {}
         if not check_assumptions:
@@ -128,7 +133,9 @@ class CategoryNewton(LikelihoodNewton):
             return fit, {PROPORTIONAL: reason_of(found)}
         return fit, {PROPORTIONAL: proportional_outcome(fit, found)}
 
-    def estimate(self, cov_type: str, local: bool) -> FitProtocol[CategoryFit]:
+    def estimate(
+        self, cov_type: str, local: bool, clusters: ClusterChoice | None
+    ) -> FitProtocol[CategoryFit]:
         """Open the rows, maximize, and request what the estimates of the summary need."""
         session, K = self.session, len(self.session.sites)
         # 1. Open the rows and count the categories; sites fit their own rows.
@@ -162,9 +169,10 @@ class CategoryNewton(LikelihoodNewton):
             raise separated(step, point)
         # 4. Products of scores, and the comparison of the sites.
         meat = np.array([cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"])
-        ended = yield session.request_all(
-            "finish", {**point.arrays(gamma), "meat": meat, "apart": np.array(session.masked)}
-        )
+        arrays = {**point.arrays(gamma), "meat": meat, "apart": np.array(session.masked)}
+        if clusters is not None:
+            arrays |= clusters.arrays(total.information)
+        ended = yield session.request_all("finish", arrays)
         fit = CategoryFit(
             gamma=gamma,
             total=total,
@@ -174,16 +182,21 @@ class CategoryNewton(LikelihoodNewton):
             counts=counts,
             null=null,
             meat=None,
-            clusters=None,
+            clustering=None,
             apart=add(ended, "apart") if session.masked else None,
             trace=np.array(self.trace),
             converged=converged,
             local=(),
         )
-        return self.completed(fit, cov_type, ended, alone)
+        return self.completed(fit, cov_type, clusters, ended, alone)
 
     def completed(
-        self, fit: CategoryFit, cov_type: str, ended: Sequence[Reply], alone: Sequence[Reply]
+        self,
+        fit: CategoryFit,
+        cov_type: str,
+        choice: ClusterChoice | None,
+        ended: Sequence[Reply],
+        alone: Sequence[Reply],
     ) -> CategoryFit:
         """Add the covariance of scores, with its correction for few rows or clusters, and the own fits."""
         local = self.local_fits(
@@ -192,15 +205,15 @@ class CategoryNewton(LikelihoodNewton):
         if cov_type == "nonrobust":
             return replace(fit, local=local)
         n, q = float(fit.counts[0].sum()), len(fit.gamma)
-        clusters = {"cluster": 0, "sites": len(ended)}.get(cov_type)
-        if cov_type == "cluster":
-            clusters = round(float(add(ended, "clusters")))
-        if clusters is not None and clusters < 2:
+        if choice is None:
+            factor = {"HC0": 1.0, "HC1": n / (n - q)}[cov_type]
+            return replace(fit, meat=factor * add(ended, "meat"), local=local)
+        meat, clustering = choice.added(ended, len(ended) if cov_type == "sites" else None)
+        G = clustering.count
+        if G < 2:
             raise EstimationError("cov_type: 'cluster' needs two clusters or more, and there is one")
-        factor = {"HC0": 1.0, "HC1": n / (n - q)}.get(cov_type, 0.0)
-        if clusters is not None:
-            factor = clusters / (clusters - 1.0) * (n - 1.0) / (n - q)
-        return replace(fit, meat=factor * add(ended, "meat"), clusters=clusters, local=local)
+        factor = G / (G - 1.0) * (n - 1.0) / (n - q) if choice.correction == "CR1" else 1.0
+        return replace(fit, meat=factor * meat, clustering=clustering, local=local)
 
     def climb(
         self, point: Point, gamma: Floats, total: LikelihoodSums, free: Bools

@@ -35,6 +35,7 @@ from fedstat.models.categories.protocol import (
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate
 from fedstat.models.horizontal.site_results import (
@@ -74,7 +75,6 @@ class CategoryRecord(EstimateRecord):
 
     fit: CategoryFit
     basis: RowsBasis
-    groups: str | None = None
 
 
 class CategoryResults(SiteFitsResults):
@@ -113,17 +113,12 @@ class CategoryResults(SiteFitsResults):
 
     @classmethod
     def _of(
-        cls,
-        model: HorizontalModel,
-        fit: CategoryFit,
-        kind: str,
-        groups: str | None,
-        outcomes: Outcomes,
-        ledger: Ledger,
+        cls, model: HorizontalModel, fit: CategoryFit, kind: str, outcomes: Outcomes, ledger: Ledger
     ) -> Self:
         """Make results of a fit."""
         design, width = fit.design, len(fit.design.names) - 1
         params, J = shown(fit, fit.params)
+        clustering = fit.clustering and fit.clustering.of(J)
         order = _order(fit)
         names = parameter_names([str(level) for level in fit.categories], design.names, cls._proportional)
         terms = [design.term_names[k] for k in _columns(fit)]
@@ -135,6 +130,7 @@ class CategoryResults(SiteFitsResults):
             cov=J @ fit.cov @ J.T,
             converged=fit.converged,
             convergence=problem or f"converged after {len(fit.trace)} evaluations",
+            df=clustering.df if clustering and clustering.corrected else None,
             cov_type="cluster" if kind == "sites" else kind,
             llf=fit.total.loglik,
             n_parameters=len(order),
@@ -145,7 +141,6 @@ class CategoryResults(SiteFitsResults):
             estimate=replace(estimate, df_model=df_model),
             fit=fit,
             basis=RowsBasis.of(model),
-            groups=groups,
             notes=tuple(proportional(fit).note(outcome) for outcome in outcomes.values()),
         )
         return cls(record, ledger, model)
@@ -248,7 +243,7 @@ class CategoryResults(SiteFitsResults):
         slopes = slopes.reshape(*P.shape, -1) @ fit.map
         se = np.sqrt(np.maximum(np.einsum("mcq,qr,mcr->mc", slopes, fit.cov, slopes), 0.0))
         with np.errstate(all="ignore"):
-            half = stats.norm.isf(alpha / 2.0) * se / (P * (1.0 - P))
+            half = self._combined_distribution.isf(alpha / 2.0) * se / (P * (1.0 - P))
             ends = [expit(logit(P) + sign * half) for sign in (-1.0, 1.0)]
         values = np.full((len(frame), P.shape[1], 4), np.nan)
         values[seen] = np.stack([P, se, *ends], axis=2)
@@ -383,8 +378,8 @@ class CategoryResults(SiteFitsResults):
             effects.ravel(),
             slopes,
             fit.cov,
-            test_distribution=stats.norm,
-            student=False,
+            test_distribution=self._combined_distribution,
+            student=self.use_t,
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows. " if at == "overall" else "At the mean of every column. ")
@@ -514,7 +509,7 @@ class CategoryResults(SiteFitsResults):
         fit, est = self._record.fit, self.estimate
         question = self.basis.agreement.question
         lr = 2.0 * (self.llf - self.llnull)
-        clusters = f" ({self._record.groups}, {fit.clusters:,})" if fit.clusters is not None else ""
+        clusters = "" if fit.clustering is None else f" {fit.clustering}"
         return [
             ("Dep. Variable", est.response),
             ("Model", self.model_name),
@@ -530,6 +525,7 @@ class CategoryResults(SiteFitsResults):
             ("AIC", number(self.aic, 2)),
             ("BIC", number(self.bic, 2)),
             ("Covariance Type", self.cov_type + clusters),
+            ("Tests", describe_tests(self.df_inference, est.df)),
             ("Converged", "yes" if self.converged else "NO"),
         ]
 
@@ -549,12 +545,17 @@ class CategoryResults(SiteFitsResults):
                 f"{FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
-        yield from self._few_clusters_note(fit.clusters)
+        if fit.clustering is not None:
+            clustering, est = fit.clustering.of(shown(fit, fit.params)[1]), self.estimate
+            remedy = text_of({"groups": clustering.groups, "correction": "CR2"})
+            yield from clustering.notes(est.names, est.terms, remedy)
+            if clustering.groups != self.basis.site_column:
+                yield from local_clusters(est, clustering.groups)
         yield from self._left_out_note()
         yield from self._assumptions()
         yield from self._masking_note()
         yield from self._own_fits_note()
-        if fit.clusters is None:
+        if fit.clustering is None:
             yield from self._difference_note()
 
     def _assumptions(self) -> Iterator[Note]:
@@ -627,7 +628,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
     def _thresholds(self, alpha: float) -> pd.DataFrame:
         fit, width = self._record.fit, len(self.categories) - 1
         estimate, se = fit.params[:width], np.sqrt(np.diag(fit.cov))[:width]
-        half = stats.norm.isf(alpha / 2.0) * se
+        half = self._combined_distribution.isf(alpha / 2.0) * se
         index = list(self.estimate.names[-width:])
         columns = {
             "estimate": estimate,
@@ -725,7 +726,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         # Logarithms of differences of thresholds say little: a table of their own has the thresholds.
         frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
-        return coefficient_sheet(frame, {}, True, alpha, "z")
+        return coefficient_sheet(frame, {}, True, alpha, "t" if self.use_t else "z")
 
     def _deviations(self) -> pd.Series:
         design = self._record.fit.design

@@ -38,6 +38,7 @@ from fedstat.kernels.categories import (
     probabilities,
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
 from fedstat.models.horizontal.rows import AT_THE_START, FLAT, SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -98,6 +99,16 @@ class SiteCategories:
                 (first.flat[0] + more.flat[0], first.flat[1] + more.flat[1]),
             )
         return first
+
+    def cluster_information(self, B: Floats, code: Ints, part: slice) -> Floats:
+        """Sum the observed information over each of a range of clusters, (g, (J - 1) p, (J - 1) p)."""
+        found, at = np.zeros((part.stop - part.start, B.size, B.size)), 0
+        for rows in self.chunks():
+            own = code[at : at + len(rows.y)] - part.start
+            inside = np.flatnonzero((own >= 0) & (own < len(found)))
+            found += rows.part(inside).cluster_information(B, own[inside], len(found))
+            at += len(rows.y)
+        return found
 
     def facts_at(
         self, B: Floats, sums: CategorySums | None = None, instead: Mapping[str, Array] | None = None
@@ -368,12 +379,13 @@ def sum_separate_scores(
     "sum_scores",
     takes={
         **POINT,
+        **LEVERAGES,
         "meat": control("whether to sum products of scores of rows, of clusters, of sites"),
         "apart": control("whether to sum the score test of equal coefficients", 0),
     },
     releases={
+        **cluster_releases(SUMS),
         "clusters": summed("number of clusters", 0, optional=True, behind=(*SUMS, ClusterProducts)),
-        "meat": summed("outer products of scores", 2, optional=True),
         "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
     },
 )
@@ -385,12 +397,15 @@ def finish(
     beta: Floats,
     meat: Array,
     apart: Array,
+    inverse: Floats | None = None,
+    power: Array | None = None,
 ) -> dict[str, Array]:
     """Sum what the summary needs at the estimate; refused if a few rows have nearly all weight.
 
-    On request it releases ``meat`` (q, q), outer products of the scores of rows, of clusters with their
-    number ``clusters``, or of the site; and ``apart`` (2,), the site's part of the score test of equal
-    coefficients.
+    On request it releases ``meat`` (q, q), outer products of the scores of rows; or what
+    :func:`fedstat.models.horizontal.clusters.sum_corrected` does for clusters, with their number
+    ``clusters``, or for the site, where `inverse` (q, q) is the inverse information of all sites and `power`
+    that of one less a leverage. ``apart`` (2,) is the site's part of the score test of equal coefficients.
     """
     site = categories_of(state)
     check_lengths(data.name, meat=(meat, 3))
@@ -398,24 +413,33 @@ def finish(
     sums, C = site.sums(B), M @ L
     state.report(*site.facts_at(B, sums))
     arrays: dict[str, Array] = {}
+    if meat[1:].any():
+        whole = C.T @ sums.information.reshape(len(C), -1) @ C
+        units = moved(M, translation(np.zeros_like(shift), np.ones_like(scale), shift, scale))
+        request = LeverageRequest.of(data.name, whole, units, inverse, power)
     if meat[2]:
-        score = C.T @ sums.score.ravel()
-        arrays["meat"] = np.outer(score, score)
+        arrays |= sum_corrected(state, request, (C.T @ sums.score.ravel())[None], lambda _: whole[None])
     elif meat[:2].any():
         state.report(*site.products_at(B))
         scores = np.concatenate([rows.row_scores(B) for rows in site.chunks()]) @ C
-        if meat[1]:
-            names = list(site.request.clusters)
-            frame = pd.concat([rows.frame[names] for rows, _ in site.opened.chunks()])
-            code = np.asarray(frame.groupby(names, sort=True).ngroup(), dtype=np.int64)
-            arrays["clusters"] = np.array(float(code.max() + 1))
-            state.report(ClusterProducts(_shared_columns(site.opened, code), site.request.clusters))
-            scores = np.array([np.bincount(code, column) for column in scores.T]).T
-        elif site.opened.question.counts_rows:
+        if meat[0] and site.opened.question.counts_rows:
             # Squares of the scores of as many rows as the weight states.
             weight = np.concatenate([rows.weighted(np.ones(len(rows.y))) for rows in site.chunks()])
-            scores = scores / np.sqrt(weight)[:, None]
-        arrays["meat"] = scores.T @ scores
+            arrays["meat"] = (scores / weight[:, None]).T @ scores
+        elif meat[0]:
+            arrays["meat"] = scores.T @ scores
+    if meat[1]:
+        names = list(site.request.clusters)
+        frame = pd.concat([rows.frame[names] for rows, _ in site.opened.chunks()])
+        code = np.asarray(frame.groupby(names, sort=True).ngroup(), dtype=np.int64)
+        arrays["clusters"] = np.array(float(code.max() + 1))
+        state.report(ClusterProducts(_shared_columns(site.opened, code), site.request.clusters))
+        by_cluster = np.array([np.bincount(code, column) for column in scores.T]).T
+
+        def information(part: slice) -> Floats:
+            return C.T @ site.cluster_information(B, code, part) @ C
+
+        arrays |= sum_corrected(state, request, by_cluster, information)
     if apart:
         own = M.T @ sums.score.ravel(), M.T @ sums.information.reshape(len(M), -1) @ M
         arrays["apart"] = np.array(quadratic_form(*own))

@@ -17,6 +17,7 @@ from fedstat.federation.tables.columns import LevelValue
 from fedstat.kernels.partial_likelihood import between, tie_sums
 from fedstat.models.cox.interval_steps import IntervalRequest
 from fedstat.models.cox.steps import CoxRequest
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -78,7 +79,7 @@ class CommonFit:
     trace: Annotated[Floats, "V 3"]
     converged: bool
     meat: Matrix | None
-    clusters: int | None
+    clustering: Clustering | None
     mean_event: Vector
 
 
@@ -105,7 +106,9 @@ class CommonNewton:
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     ready: bool = False
 
-    def run(self, gamma: Floats, points: int, cov_type: str) -> FitProtocol[CommonFit]:
+    def run(
+        self, gamma: Floats, points: int, cov_type: str, clusters: ClusterChoice | None
+    ) -> FitProtocol[CommonFit]:
         """Sort the rows into intervals, maximize from a point, and request what the covariance needs."""
         request = IntervalRequest(self.levels, points)
         requested = len(self.edges)
@@ -141,7 +144,7 @@ class CommonNewton:
             if place and full:
                 break
             self.ready = size < NEAR
-        meat, clusters = None, None
+        meat, clustering = None, None
         if cov_type != "nonrobust":
             replies = yield self.session.request_all(
                 "sum_residuals",
@@ -150,11 +153,14 @@ class CommonNewton:
                     "risk": at.risk,
                     "tied": at.tied,
                     "events": events,
-                    "cluster": np.array(cov_type == "cluster"),
+                    "cluster": np.array(clusters is not None),
+                    **({} if clusters is None else clusters.arrays(information)),
                 },
             )
-            meat = np.asarray(add(replies, "meat"))
-            clusters = round(float(add(replies, "clusters"))) if cov_type == "cluster" else None
+            if clusters is None:
+                meat = np.asarray(add(replies, "meat"))
+            else:
+                meat, clustering = clusters.added(replies)
         return CommonFit(
             gamma=gamma,
             information=information,
@@ -167,7 +173,7 @@ class CommonNewton:
             trace=np.array(self.trace),
             converged=size < NEAR,
             meat=meat,
-            clusters=clusters,
+            clustering=clustering,
             mean_event=columns / w.sum(),
         )
 

@@ -48,9 +48,11 @@ from fedstat.models.cox.steps import (
     SCALE,
     RowsAtRisk,
     SiteRisks,
+    cluster_sums,
     risks_of,
     shared_columns,
 )
+from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases
 from fedstat.models.horizontal.rows import summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -508,16 +510,25 @@ def check_intervals(
         "tied": aggregate("D0 and D1 of all sites", 2, common=True),
         "events": aggregate("events of all sites, and their weights", 2, common=True),
         "cluster": control("whether to sum by cluster", 0),
+        **LEVERAGES,
     },
     releases={
-        "meat": summed("outer products of scores", 2, behind=AT_POINT),
+        **cluster_releases(AT_POINT),
         "clusters": summed("number of clusters", 0, optional=True, behind=(*AT_POINT, ClusterProducts)),
     },
 )
 def sum_residuals(
-    data: SiteData, state: State, beta: Floats, risk: Floats, tied: Floats, events: Floats, cluster: Array
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    risk: Floats,
+    tied: Floats,
+    events: Floats,
+    cluster: Array,
+    inverse: Floats | None = None,
+    power: Array | None = None,
 ) -> dict[str, Array]:
-    """Sum outer products of the scores of rows or clusters, ``meat`` (p, p) (Lin and Wei 1989).
+    """Sum outer products of the scores of rows, ``meat`` (p, p) (Lin and Wei 1989), or as ``finish`` does.
 
     The site learns the sums by interval over all sites.
     """
@@ -535,16 +546,18 @@ def sum_residuals(
     state.report(*_facts_at(intervals, _vectors(intervals), point))
     table = replace(rows.table, deaths=events[0], mean_weight=mean)
     now = PartialLikelihood(table, rows.X, intervals.at(beta), 0.0, 0.0, risk[:, 1:], tied[:, 1:], sums)
-    scores = now.row_scores()
     residual = np.zeros(risks.n)
     residual[rows.kept] = table.of_rows(np.where(table.event, table.weight, 0.0) - now.expected())
     state.report(risks.opened.products_with(residual**2))
-    arrays = {}
-    if cluster:
-        code = risks.codes(risks.request.clusters)
-        arrays["clusters"] = np.array(float(code.max() + 1))
-        state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
-        scores = np.array([np.bincount(code[rows.kept], column) for column in scores.T]).T
-    else:
-        scores = table.of_rows(scores)
-    return {"meat": scores.T @ scores, **arrays}
+    if not cluster:
+        scores = table.of_rows(now.row_scores())
+        return {"meat": scores.T @ scores}
+    code = risks.codes(risks.request.clusters)
+    state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
+    # Clusters of rows that are at risk at no end of an interval have no part in the likelihood.
+    kept, own = np.unique(code[rows.kept], return_inverse=True)
+    whole = now.cluster_information(np.zeros_like(own), 1)[0]
+    request = LeverageRequest.of(data.name, whole, np.eye(p), inverse, power)
+    by_stratum = events[1].reshape(-1, len(intervals.edges)).sum(axis=1)
+    found = cluster_sums(state, request, now, own, by_stratum, np.ones(p))
+    return {**found, "clusters": np.array(float(len(kept)))}

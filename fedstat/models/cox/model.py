@@ -30,6 +30,7 @@ from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points
+from fedstat.models.horizontal.clusters import ClusterChoice, text_of
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
@@ -163,6 +164,7 @@ class FederatedCox(HorizontalModel):
         self,
         *,
         cov_type: Literal["nonrobust", "robust", "cluster"] | None = None,
+        cov_kwds: dict[str, str] | None = None,
         ties: Literal["efron", "breslow"] = "efron",
         baseline: Literal["site", "common"] = "site",
         grid: float | Sequence[float] | Floats | None = None,
@@ -181,7 +183,11 @@ class FederatedCox(HorizontalModel):
         cov_type : {"nonrobust", "robust", "cluster"}, optional
             "nonrobust" is the inverse information; "robust" the sandwich of the rows' scores; "cluster" that
             of the clusters of ``cluster(id)`` in the formula, within sites, and the default where the formula
-            names them.
+            names them. Scores are corrected for the leverage of clusters (Wang, Turner and Li 2023), and
+            tests are Student's t on the effective number of clusters less one.
+        cov_kwds : dict, optional
+            ``{"correction": "CR0"}`` is the sandwich of clusters without a correction, with normal tests, as
+            R's ``coxph``.
         ties : {"efron", "breslow"}
             How events at the same time count; Efron's is the more accurate.
         baseline : {"site", "common"}
@@ -259,7 +265,18 @@ class FederatedCox(HorizontalModel):
                 "cov_type: 'cluster' needs the clusters in the formula, as in 'Surv(months, died) ~ age + "
                 "cluster(family)'"
             )
-        options = cov_type, ties, edges, maxiter, tol, local, check_assumptions, masked
+        kwds = {} if cov_kwds is None else cov_kwds
+        if not isinstance(kwds, dict) or set(kwds) - {"correction"} or (kwds and cov_type != "cluster"):
+            raise ModelError(
+                "cov_kwds: a Cox model takes {'correction': 'CR0'} or {'correction': 'CR2'} with "
+                "cov_type='cluster'; the formula names the clusters, as in cluster(family)"
+            )
+        correction = kwds.get("correction", "CR2")
+        check_choice("cov_kwds: correction", correction, ("CR2", "CR0"))
+        choice = None
+        if cov_type == "cluster":
+            choice = ClusterChoice(", ".join(clusters), correction, text_of({"correction": "CR0"}))
+        options = cov_type, choice, ties, edges, maxiter, tol, local, check_assumptions, masked
         return run_fit(self, call, FederatedCox._estimate, *options)
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
@@ -285,6 +302,7 @@ class FederatedCox(HorizontalModel):
         self,
         attempt: FitAttempt,
         cov_type: str,
+        choice: ClusterChoice | None,
         ties: str,
         edges: Floats | None,
         maxiter: int,
@@ -294,12 +312,10 @@ class FederatedCox(HorizontalModel):
         masked: object,
     ) -> CoxResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        request = CoxRequest(
-            ties, self.formula.strata, self.formula.clusters if cov_type == "cluster" else ()
-        )
+        request = CoxRequest(ties, self.formula.strata, () if choice is None else self.formula.clusters)
         site_column = self.partition.site_column
         newton = CoxNewton(session, request, maxiter, tol)
-        protocol = newton.run(cov_type, local, edges, site_column, check_assumptions)
+        protocol = newton.run(cov_type, local, edges, site_column, choice, check_assumptions)
         fit, outcomes = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             count = maxiter if fit.common is None else len(fit.common.trace)

@@ -28,6 +28,7 @@ from fedstat.models.cox.common_baseline import (
     interval_checks,
 )
 from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
     LARGE_STEP,
@@ -55,8 +56,8 @@ class CoxFit:
     `null` is the log-likelihood at zero, `score_test` the statistic there. `pairs` and `squares` are those
     of :func:`fedstat.kernels.partial_likelihood.concordance`; `trace` has log-likelihood, length of the step
     in standard errors, and its largest change of a coefficient, by evaluation. `meat` is the sum of outer
-    products of the scores of rows, or of `clusters` clusters. With one baseline hazard for all sites,
-    `common` is the fit, and all else is that with one for each site.
+    products of the scores of rows, or of the clusters that `clustering` describes. With one baseline hazard
+    for all sites, `common` is the fit, and all else is that with one for each site.
     """
 
     gamma: Vector
@@ -72,7 +73,7 @@ class CoxFit:
     pairs: Annotated[Floats, "4"]
     squares: Annotated[Floats, "3"]
     meat: Matrix | None
-    clusters: int | None
+    clustering: Clustering | None
     apart: Annotated[Floats, "2"] | None
     trace: Annotated[Floats, "E 3"]
     converged: bool
@@ -128,6 +129,7 @@ class CoxNewton(LikelihoodNewton):
         local: bool,
         edges: Floats | None = None,
         site_column: str = "",
+        clusters: ClusterChoice | None = None,
         check_assumptions: bool = True,
     ) -> FitProtocol[tuple[CoxFit, Outcomes]]:
         """Open the rows, maximize, and request what the summary needs, and the tests of assumptions.
@@ -135,7 +137,7 @@ class CoxNewton(LikelihoodNewton):
         With `edges` (J,) of intervals the sites have one baseline hazard. The estimate with a baseline for
         each site is then the start, from which few coefficient vectors are enough.
         """
-        fit = yield from self.estimate(cov_type, local, edges, site_column)
+        fit = yield from self.estimate(cov_type, local, edges, site_column, clusters)
         if not check_assumptions:
             return fit, dict.fromkeys(tested(fit), NOT_REQUESTED)
         return fit, (yield from self.outcomes(fit))
@@ -156,7 +158,12 @@ class CoxNewton(LikelihoodNewton):
         return {kind: outcomes[kind] for kind in tested(fit)}
 
     def estimate(
-        self, cov_type: str, local: bool, edges: Floats | None, site_column: str
+        self,
+        cov_type: str,
+        local: bool,
+        edges: Floats | None,
+        site_column: str,
+        clusters: ClusterChoice | None,
     ) -> FitProtocol[CoxFit]:
         """Open the rows, maximize, and request what the estimates of the summary need."""
         session, K = self.session, len(self.session.sites)
@@ -200,8 +207,14 @@ class CoxNewton(LikelihoodNewton):
             "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]) & (edges is None),
             "apart": np.array(session.masked),
         }
+        if edges is None and clusters is not None:
+            arrays |= clusters.arrays(total.information)
         ended = yield session.request_all("finish", arrays)
-        score, sandwich = at_zero.score, edges is None and cov_type != "nonrobust"
+        score, meat, clustering = at_zero.score, None, None
+        if edges is None and clusters is not None:
+            meat, clustering = clusters.added(ended)
+        elif edges is None and cov_type != "nonrobust":
+            meat = add(ended, "meat")
         fit = CoxFit(
             gamma=gamma,
             total=total,
@@ -215,8 +228,8 @@ class CoxNewton(LikelihoodNewton):
             events=round(weighted_events if session.agreement.question.counts_rows else events),
             pairs=add(ended, "pairs"),
             squares=add(ended, "squares"),
-            meat=add(ended, "meat") if sandwich else None,
-            clusters=round(float(add(ended, "clusters"))) if sandwich and cov_type == "cluster" else None,
+            meat=meat,
+            clustering=clustering,
             apart=add(ended, "apart") if session.masked else None,
             trace=np.array(self.trace),
             converged=converged,
@@ -226,7 +239,7 @@ class CoxNewton(LikelihoodNewton):
             return fit
         # 5. Newton's steps with one baseline hazard.
         newton = CommonNewton(session, self.request, edges, levels, scale, design.mean)
-        common = yield from newton.run(gamma, points, cov_type)
+        common = yield from newton.run(gamma, points, cov_type, clusters)
         require_independent(common.information, names)
         if not np.isfinite(common.gamma).all() or (
             common.converged and np.abs(common.gamma - common.at.gamma).max() > LARGE_STEP

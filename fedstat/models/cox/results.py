@@ -37,6 +37,7 @@ from fedstat.models.cox.protocol import (
 )
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
+from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame
 from fedstat.models.horizontal.results import RowsBasis
@@ -131,6 +132,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         width = len(fit.design.names)
         evaluations = len(fit.trace) + (0 if fit.common is None else len(fit.common.trace))
         problem = "" if fit.converged else f"not converged after {evaluations} evaluations"
+        clustering = (fit.common or fit).clustering
         estimate = Estimate(
             params=fit.params,
             cov=fit.cov,
@@ -143,6 +145,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             converged=fit.converged,
             convergence=problem or f"converged after {evaluations} evaluations",
             llf=fit.loglik,
+            df=clustering.df if clustering and clustering.corrected else None,
             cov_type=cov_type,
             privacy="none (no noise is added)",
             blocks=tuple(
@@ -211,7 +214,10 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             del statistics["score"]
         df = len(params)
         frame = pd.DataFrame({"statistic": statistics, "df": dict.fromkeys(statistics, df)})
-        return frame.assign(p_value=stats.chi2.sf(frame["statistic"], df))
+        frame = frame.assign(p_value=stats.chi2.sf(frame["statistic"], df))
+        if self.estimate.df is not None:
+            frame.loc["Wald", "p_value"] = float(self.wald_test(np.eye(df)).pvalue)
+        return frame
 
     # -- concordance -----------------------------------------------------------------------------
 
@@ -327,7 +333,9 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             raise ModelError("compare_profiles: expected rows without missing values")
         contrast = X - base
         estimate = contrast @ self.estimate.params
-        half = stats.norm.isf(alpha / 2.0) * np.sqrt(((contrast @ self._cov()) * contrast).sum(axis=1))
+        half = self._combined_distribution.isf(alpha / 2.0) * np.sqrt(
+            ((contrast @ self._cov()) * contrast).sum(axis=1)
+        )
         columns = {"hazard_ratio": estimate, "conf_low": estimate - half, "conf_high": estimate + half}
         return pd.DataFrame({name: np.exp(column) for name, column in columns.items()}, index=frame.index)
 
@@ -553,9 +561,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     def _summary_left(self) -> list[tuple[str, str]]:
         fit, est, tests = self._record.fit, self.estimate, self.global_tests().T.to_dict()
         groups = [("Strata", ", ".join(fit.request.strata))] if fit.request.strata else []
-        clusters = (
-            f" ({', '.join(fit.request.clusters)}, {fit.clusters:,})" if fit.clusters is not None else ""
-        )
+        clustering = (fit.common or fit).clustering
+        clusters = "" if clustering is None else f" {clustering}"
         weights = self.basis.agreement.question.weights
         return [
             ("Dep. Variable", est.response),
@@ -579,6 +586,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
+            ("Tests", describe_tests(self.df_inference, self.estimate.df)),
             ("Converged", "yes" if self.converged else "NO"),
         ]
 
@@ -592,7 +600,16 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
                 f"than {FEW_EVENTS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
-        yield from self._few_clusters_note(fit.clusters)
+        clustering = (fit.common or fit).clustering
+        if clustering is not None:
+            est = self.estimate
+            yield from clustering.notes(est.names, est.terms, text_of({"correction": "CR2"}))
+            yield from local_clusters(est, clustering.groups)
+            yield Note(
+                "independent_rows",
+                "Likelihood ratio and score test suppose independent rows. The Wald test allows for clusters "
+                f"by '{clustering.groups}'.",
+            )
         if fit.common is not None:
             yield from _common_notes(fit.common)
         yield from self._left_out_note()
@@ -603,7 +620,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         yield from self._masking_note()
         empty = fit.common is None and any(own.problem == NO_EVENTS for own in fit.local)
         yield from self._own_fits_note(", except those of a site without events" if empty else "")
-        if fit.clusters is None:
+        if clustering is None:
             yield from self._difference_note()
 
 

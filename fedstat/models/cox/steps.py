@@ -27,6 +27,7 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, check_length
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
 from fedstat.models.horizontal.blocks import block_means
+from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -328,25 +329,35 @@ def sum_scores(data: SiteData, state: State, scale: Floats, beta: Floats) -> dic
     takes={
         "scale": SCALE,
         "beta": BETA,
+        **LEVERAGES,
         "meat": control("whether to sum products of scores, and whether by cluster"),
         "apart": control("whether to sum the score test of equal coefficients", 0),
     },
     releases={
         "pairs": summed("pairs of rows: concordant, discordant, tied in prediction, tied in time"),
         "squares": summed("squares of the rows' influences on the concordance"),
+        **cluster_releases(SUMS),
         "clusters": summed("number of clusters", 0, optional=True, behind=(*SUMS, ClusterProducts)),
-        "meat": summed("outer products of scores", 2, optional=True),
         "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
     },
 )
 def finish(
-    data: SiteData, state: State, scale: Floats, beta: Floats, meat: Array, apart: Array
+    data: SiteData,
+    state: State,
+    scale: Floats,
+    beta: Floats,
+    meat: Array,
+    apart: Array,
+    inverse: Floats | None = None,
+    power: Array | None = None,
 ) -> dict[str, Array]:
     """Sum what the summary needs at the estimate; refused if a few rows have nearly all weight.
 
     ``pairs`` (4,) and ``squares`` (3,) are those of the concordance within strata. On request it releases
-    ``meat`` (p, p), outer products of the scores of rows or clusters (Lin and Wei 1989), with the number of
-    ``clusters``; and ``apart`` (2,), the site's part of the score test of equal coefficients.
+    ``meat`` (p, p), outer products of the scores of rows (Lin and Wei 1989); or what :func:`sum_corrected`
+    does for clusters, with their number ``clusters``, where `inverse` (p, p) is the inverse information of
+    all sites and `power` that of one less a leverage. ``apart`` (2,) is the site's part of the score test of
+    equal coefficients.
     """
     risks = risks_of(state)
     to_own = risks.to_own(scale)
@@ -363,18 +374,47 @@ def finish(
     if meat[0]:
         residual = np.where(table.event, table.weight, 0.0) - now.expected()
         state.report(risks.opened.products_with(table.of_rows(residual) ** 2))
-        scores = now.row_scores()
         if meat[1]:
             arrays["clusters"] = np.array(float(code.max() + 1))
             state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
-            scores = np.array([np.bincount(code, column) for column in scores.T]).T
+            whole = np.outer(to_own, to_own) * now.information()
+            request = LeverageRequest.of(data.name, whole, np.eye(len(beta)), inverse, power)
+            # The site's own strata have baseline hazards of their own.
+            observed = np.where(table.event, table.weight, 0.0)
+            events = np.bincount(table.stratum, observed, len(table.first) - 1)
+            arrays |= cluster_sums(state, request, now, code, events, to_own)
         else:
-            scores = table.of_rows(scores)
-        scores = scores * to_own
-        arrays["meat"] = scores.T @ scores
+            scores = table.of_rows(now.row_scores()) * to_own
+            arrays["meat"] = scores.T @ scores
     if apart:
         arrays["apart"] = np.array(quadratic_form(now.score(), now.information()))
     return arrays
+
+
+def cluster_sums(
+    state: State,
+    request: LeverageRequest,
+    now: PartialLikelihood,
+    code: Ints,
+    events: Floats,
+    to_own: Floats,
+) -> dict[str, Array]:
+    """Sum over clusters, see :func:`sum_corrected`.
+
+    Wang, Turner and Li (2023) correct scores of clusters of survival times in this form. A cluster also has
+    leverage in the level of each baseline hazard, whose weighted events are `events` (S,). `code` (n,)
+    numbers the clusters, `to_own` (p,) takes coefficients of all sites' columns to those of `now`.
+    """
+    scores = np.array([np.bincount(code, column) for column in now.row_scores().T]).T * to_own
+    margins = now.margins(code, events) if request.power else None
+
+    def information(part: slice) -> Floats:
+        own = np.where((code >= part.start) & (code < part.stop), code - part.start, -1)
+        return np.outer(to_own, to_own) * now.cluster_information(own, part.stop - part.start)
+
+    if margins is not None:
+        margins = replace(margins, cross=margins.cross * to_own)
+    return sum_corrected(state, request, scores, information, margins)
 
 
 def shared_columns(risks: SiteRisks, code: Ints) -> Ints:

@@ -13,7 +13,7 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases, Itera
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.clusters import STRUCTURES
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
-from fedstat.models.gee.protocol import POWERS, GEEFit, GEEScoring
+from fedstat.models.gee.protocol import CORRECTIONS, GEEFit, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
@@ -166,7 +166,7 @@ class FederatedGEE(HorizontalModel):
     def fit(
         self,
         *,
-        cov_type: Literal["robust", "naive", "bias_reduced", "kauermann_carroll"] = "robust",
+        cov_type: Literal["kauermann_carroll", "bias_reduced", "robust", "naive"] = "kauermann_carroll",
         use_t: bool | None = None,
         scale: float | None = None,
         maxiter: int = 60,
@@ -179,14 +179,15 @@ class FederatedGEE(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"robust", "naive", "bias_reduced", "kauermann_carroll"}
-            "robust" is the sandwich of Liang and Zeger, "naive" supposes that the working correlation is the
-            true one. "bias_reduced" corrects residuals for the leverage of clusters as Mancl and DeRouen
-            (2001), "kauermann_carroll" as Kauermann and Carroll (2001): use one of them with fewer than about
-            40 clusters.
+        cov_type : {"kauermann_carroll", "bias_reduced", "robust", "naive"}
+            "kauermann_carroll" corrects residuals for the leverage of clusters as Kauermann and Carroll
+            (2001), "bias_reduced" by more, as Mancl and DeRouen (2001). "robust" is the sandwich of Liang and
+            Zeger, the default of statsmodels, whose intervals are too short with fewer than about 100
+            clusters of unequal size. "naive" supposes that the working correlation is the true one.
         use_t : bool, optional
-            Whether tests and intervals are of Student's t with as many degrees of freedom as there are
-            clusters beyond the coefficients; by default with a corrected covariance.
+            Whether tests and intervals are of Student's t, by default with a corrected covariance. With
+            "kauermann_carroll" each coefficient's degrees of freedom are the effective number of its clusters
+            less one, otherwise the clusters beyond the coefficients.
         scale : float, optional
             Dispersion; by default estimated, except for binary outcomes and counts, where it is one.
         maxiter : int
@@ -234,12 +235,12 @@ class FederatedGEE(HorizontalModel):
         >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
         >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
         >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
-        >>> fit = model.fit(cov_type="bias_reduced")
-        >>> fit.clusters, fit.df_inference
-        (232, 230.0)
+        >>> fit = model.fit()
+        >>> fit.clusters, fit.df.round().to_dict()
+        (232, {'Intercept': 212.0, 'age': 202.0})
         """
         call = Call.of(self.fit, locals())
-        check_choice("cov_type", cov_type, tuple(POWERS))
+        check_choice("cov_type", cov_type, tuple(CORRECTIONS))
         check_choice("use_t", use_t, (True, False, None))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
@@ -247,7 +248,7 @@ class FederatedGEE(HorizontalModel):
             check_positive("scale", scale)
         if cov_type == "naive" and "var_weights" in self.weights:
             raise ModelError("cov_type: 'naive' has no meaning with weights; use 'robust'")
-        student = cov_type in ("bias_reduced", "kauermann_carroll") if use_t is None else bool(use_t)
+        student = CORRECTIONS[cov_type] != "CR0" if use_t is None else bool(use_t)
         return run_fit(
             self, call, FederatedGEE._estimate, cov_type, student, scale, maxiter, tol, local, masked
         )

@@ -21,13 +21,18 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
 from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import check_rank
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.estimability import diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 MOST_HALVINGS = 20
-POWERS = {"robust": 0.0, "naive": 0.0, "kauermann_carroll": 0.5, "bias_reduced": 1.0}
-"""Powers of one less a leverage by covariance estimator."""
+BISECTIONS = 6
+"""Steps to the end of the range of an exchangeable correlation, which the largest cluster decides."""
+NEAR_END = 0.9
+"""Share of the end of its range at which a correlation stays: nearer, one cluster has most weight."""
+CORRECTIONS = {"kauermann_carroll": "CR2", "bias_reduced": "CR3", "robust": "CR0", "naive": "CR0"}
+"""Corrections for the leverage of clusters, by covariance estimator; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +58,18 @@ class GEEFit:
 
     `total` are the sums at `gamma` (p,) and the working correlation `rho`; `counts` (4,) those of the step
     ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says,
-    and `omega` (p, p) the information of independent rows.
-    `trace` has the length of the step in standard errors, its largest change of a coefficient, and the
-    correlation, by evaluation. `local` are the sites' own fits in the units of the data.
+    `clustering` describes the clusters, and `omega` (p, p) is the information of independent rows.
+    `outside` is an estimate of the correlation outside the range in which all clusters' correlations are
+    positive definite, with the ends of the range; the fit then has a value inside. `trace` has the length of
+    the step in standard errors, its largest change of a coefficient, and the correlation, by evaluation.
+    `local` are the sites' own fits in the units of the data.
     """
 
     gamma: Vector
     rho: float
     total: GEESums
     meat: Matrix
+    clustering: Clustering
     omega: Matrix
     coordinates: Coordinates
     counts: Annotated[Floats, "4"]
@@ -72,6 +80,7 @@ class GEEFit:
     trace: Annotated[Floats, "E 3"]
     converged: bool
     masked: bool
+    outside: Annotated[Floats, "3"] | None
     local: Annotated[tuple[SiteFit, ...], "K"]
 
     @property
@@ -123,6 +132,7 @@ class GEEScoring:
     counts: Floats = field(init=False)
     alone: list[Reply] = field(default_factory=list)
     trace: list[tuple[float, float, float]] = field(default_factory=list)
+    outside: Floats | None = None
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, sort them into clusters, and fit every site's own."""
@@ -144,12 +154,13 @@ class GEEScoring:
         """Open the rows, iterate, and request the products of the clusters' functions."""
         yield from self.open(local)
         gamma, rho, total, converged = yield from self.iterate()
-        meat, omega = yield from self.finish(gamma, rho, total, POWERS[cov_type])
+        meat, clustering, omega = yield from self.finish(gamma, rho, total, cov_type)
         return GEEFit(
             gamma=gamma,
             rho=rho,
             total=total,
             meat=meat,
+            clustering=clustering,
             omega=omega,
             coordinates=self.coordinates,
             counts=self.counts,
@@ -160,6 +171,7 @@ class GEEScoring:
             trace=np.array(self.trace),
             converged=converged,
             masked=self.session.masked,
+            outside=self.outside,
             local=tuple(self.local_fits()),
         )
 
@@ -195,20 +207,21 @@ class GEEScoring:
         step, turn = np.linalg.solve(total.information, total.score), 0.0
         test = ConvergenceTest(float(total.totals[0]), self.tol)
         while True:
-            for halving in range(MOST_HALVINGS):
-                share = 0.5**halving
+            share, first = 1.0, self.outside is None and turn != 0.0
+            for _ in range(MOST_HALVINGS):
                 found = yield from self.evaluate(gamma + share * step, rho + share * turn)
                 if found is not None:
                     break
+                if first and (yield from self.evaluate(gamma, rho + turn)) is None:
+                    # Sums were defined at these coefficients: the correlation is outside its range.
+                    turn, first = (yield from self.inside_range(gamma, rho + turn)) - rho, False
+                else:
+                    share, first = share / 2.0, False
             else:
-                raise EstimationError(
-                    f"no step leads to defined sums ({len(self.trace)} evaluations): a mean leaves the "
-                    f"domain of family {self.distribution}, few rows have nearly all weight, or the working "
-                    "correlation leaves its range. Choose another link or cov_struct, or transform columns "
-                    "with long tails"
-                )
+                raise EstimationError(self.no_step())
             gamma, rho, total = gamma + share * step, rho + share * turn, found
-            step, turn = np.linalg.solve(total.information, total.score), self.correlation(total) - rho
+            step = np.linalg.solve(total.information, total.score)
+            turn = 0.0 if self.outside is not None else self.correlation(total) - rho
             size = float(np.sqrt(max(float(step @ total.score), 0.0)))
             self.trace.append((size, float(np.abs(step).max()), rho))
             sizes, moves, _ = zip(*self.trace, strict=True)
@@ -224,18 +237,40 @@ class GEEScoring:
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
 
+    def inside_range(self, gamma: Floats, wanted: float) -> FitProtocol[float]:
+        """Return a correlation inside its range, near the end beyond which the estimate is."""
+        low, high = (-1.0 if self.request.structure == "ar1" else np.nan), 1.0
+        if wanted < 0.0 and np.isnan(low):
+            # The largest cluster of any site decides, whose size no site releases.
+            low, beyond = 0.0, wanted
+            for _ in range(BISECTIONS):
+                middle = (low + beyond) / 2.0
+                defined = (yield from self.evaluate(gamma, middle)) is not None
+                low, beyond = (middle, beyond) if defined else (low, middle)
+        self.outside = np.array([wanted, low, high])
+        return NEAR_END * (low if wanted < 0.0 else high)
+
+    def no_step(self) -> str:
+        """Say why no step leads to defined sums."""
+        causes = ["few rows have nearly all weight"]
+        remedies = ["transform columns with long tails"]
+        if not self.distribution.least_squares:
+            causes.insert(0, f"a mean leaves the domain of family {self.distribution}")
+            remedies.insert(0, "choose another link")
+        return (
+            f"no step leads to defined sums ({len(self.trace)} evaluations): {', or '.join(causes)}. "
+            f"{', or '.join(remedies).capitalize()}"
+        )
+
     def finish(
-        self, gamma: Floats, rho: float, total: GEESums, power: float
-    ) -> FitProtocol[tuple[Floats, Floats]]:
+        self, gamma: Floats, rho: float, total: GEESums, cov_type: str
+    ) -> FitProtocol[tuple[Floats, Clustering, Floats]]:
         """Request the outer products of the clusters' functions, and the information of independent rows."""
-        more = {"inverse": np.linalg.inv(total.information), "power": np.array(power)}
-        replies = yield self.session.request_all("finish", self.point(gamma, rho) | more)
-        if int(add(replies, "inside")) < len(replies):
-            raise EstimationError(
-                "cov_type: a coefficient rests on one cluster, whose leverage is one: its residuals would be "
-                "divided by zero. Use cov_type='robust', or leave out the term"
-            )
-        return add(replies, "meat"), add(replies, "omega")
+        choice = ClusterChoice(self.request.groups, CORRECTIONS[cov_type], "cov_type='robust'")
+        arrays = self.point(gamma, rho) | choice.arrays(total.information)
+        replies = yield self.session.request_all("finish", arrays)
+        meat, clustering = choice.added(replies, round(float(self.counts[0])))
+        return meat, clustering, add(replies, "omega")
 
     def local_fits(self) -> list[SiteFit]:
         """Sites' own fits in the units of the data."""

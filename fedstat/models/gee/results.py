@@ -22,10 +22,11 @@ from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
 from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
 from fedstat.models.glm.separation import check_rank
+from fedstat.models.horizontal.clusters import describe_tests, local_clusters
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults, rows_estimate
-from fedstat.models.horizontal.site_results import FEW_CLUSTERS, SiteFitsResults
+from fedstat.models.horizontal.site_results import SiteFitsResults
 from fedstat.models.margins import MarginalEffects
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ class GEERecord(RowsRecord):
     """What a file of results holds."""
 
     fit: GEEFit
-    df: float | None
 
 
 class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord):
@@ -89,17 +89,12 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             convergence=problem or f"converged after {len(fit.trace)} evaluations",
             cov_type=fit.cov_type,
             scale=fit.scale,
+            df=fit.clustering.df if student else None,
             llf=np.nan,
             reasons={"llf": NO_LIKELIHOOD, "rsquared": "estimating equations have none"},
         )
-        df = float(fit.clusters - len(fit.gamma)) if student else None
-        record = GEERecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model), df=df)
+        record = GEERecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model))
         return cls(record, ledger, model)
-
-    @property
-    def df_inference(self) -> float | None:
-        """Degrees of freedom of Student's t for tests and intervals; None if they are normal."""
-        return self._record.df
 
     @property
     def clusters(self) -> int:
@@ -204,7 +199,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         if total is None:
             raise EstimationError("score_test: the sums of the larger model are not defined at this estimate")
         check_rank(total.information, scoring.coordinates)
-        meat, _ = yield from scoring.finish(gamma, self.dep_params, total, 0.0)
+        meat, _, _ = yield from scoring.finish(gamma, self.dep_params, total, "robust")
         # In the units of the data, where the hypothesis is that new coefficients are zero.
         forward = np.linalg.inv(scoring.coordinates.back)
         A, M = (forward.T @ one @ forward for one in (total.information, meat))
@@ -252,7 +247,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         """
         rows = self._predicted(frame)
         errors = rows.standard_errors(self._cov())
-        return GLMPrediction(rows.linear, errors, self.family, self._test_distribution)
+        return GLMPrediction(rows.linear, errors, self.family, self._combined_distribution)
 
     def _compare_sites(self) -> Heterogeneity:
         # Own fits have Mancl and DeRouen's covariance of their clusters.
@@ -304,21 +299,17 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             ("QIC", number(float(criteria["QIC"]), 2)),
             ("QICu", number(float(criteria["QICu"]), 2)),
             ("Covariance Type", CORRECTED.get(est.cov_type, est.cov_type)),
-            ("Tests", "normal" if self.df_inference is None else f"t on {self.df_inference:,g} df"),
+            ("Tests", describe_tests(self.df_inference, est.df)),
             ("Converged", "yes" if est.converged else "NO"),
         ]
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         fit = self._record.fit
-        if fit.clusters < FEW_CLUSTERS and fit.cov_type == "robust":
-            yield Note(
-                "few_clusters",
-                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, robust standard errors "
-                "are too small: use cov_type='bias_reduced'.",
-                "warning",
-            )
-        if fit.cov_type == "naive":
+        if fit.cov_type != "naive":
+            est = self.estimate
+            yield from fit.clustering.notes(est.names, est.terms, "cov_type='kauermann_carroll'")
+        else:
             yield Note(
                 "naive", "Standard errors suppose that the working correlation is the true one.", "warning"
             )
@@ -331,11 +322,21 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
                 f"Successive rows by '{fit.request.time}' are taken as equally spaced, also across "
                 "missing ones.",
             )
+        if fit.outside is not None:
+            wanted, low, high = fit.outside.tolist()
+            yield Note(
+                "correlation",
+                f"The estimate of the working correlation, {number(wanted, 3)}, is outside its range, about "
+                f"{number(low, 3)} to {number(high, 3)} for clusters of these sizes; the fit has "
+                f"{number(fit.rho, 3)}. Compare with cov_struct='independence'.",
+                "warning",
+            )
         yield Note(
             "marginal",
             f"Coefficients compare averages over all clusters of '{fit.request.groups}'. They are not "
-            "effects within one cluster.",
+            "within-cluster effects.",
         )
+        yield from local_clusters(self.estimate, fit.request.groups)
         yield from self._masking_note()
         yield from self._own_fits_note()
         yield from self._difference_note()

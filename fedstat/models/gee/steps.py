@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.disclosure.facts import (
     ClusterCounts,
     ClusterProducts,
@@ -26,11 +26,10 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, control
 from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
-from fedstat.models.glm.post_fit_steps import own_inverse
 from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel
+from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
-    INSIDE,
     SCORES,
     SUMS,
     describe_sums,
@@ -42,8 +41,6 @@ from fedstat.typing import Array, Bools, Floats, Ints
 FAMILY = "gee"
 USED = {"independence": np.zeros(3), "exchangeable": np.eye(3)[0], "ar1": 1.0 - np.eye(3)[0]}
 """Sums of products within clusters that the estimator of a working correlation uses."""
-CORRECTIONS = (0.0, 0.5, 1.0)
-"""Powers of one less the leverage by which a cluster's residuals are divided."""
 OWN_ITERATIONS, OWN_TOLERANCE = 50, 1e-9
 CLUSTERS_PER_COLUMN = 5
 """Fewest clusters for each coefficient of a site's own fit, whose covariance rests on clusters."""
@@ -170,7 +167,8 @@ class SiteClusters:
         }[self.request.structure]
         _, code, counts = np.unique(classes, return_inverse=True, return_counts=True)
         groups, opened = self.request.groups, self.model.opened
-        kinds = {"with the same number of rows": counts.tolist()}
+        same = "with the same number of rows"
+        kinds = {same: counts.tolist()}
         raw = opened.in_units(rows.X)
         there = self.by_cluster((raw != 0.0).T.astype(float)) > 0.0
         # Rows of a level may be many and belong to few persons.
@@ -178,7 +176,8 @@ class SiteClusters:
             if ((raw[:, j] == 0.0) | (raw[:, j] == 1.0)).all():
                 zeros = self.by_cluster(1.0 - raw[:, j]) > 0.0
                 kinds[f"on either side of design column '{name}'"] = [int(there[j].sum()), int(zeros.sum())]
-        yield ClusterCounts(groups, len(size), self.model.p, kinds)
+        remedies = {same: "Use cov_struct='independence', or leave clusters of rare sizes out"}
+        yield ClusterCounts(groups, len(size), self.model.p, kinds, remedies=remedies)
         for one in range(len(counts)):
             inside = there[:, code == one].astype(float)
             yield ClusterProducts((inside @ inside.T).astype(np.int64), (groups,), self.request.time)
@@ -314,14 +313,12 @@ def sum_scores(
     "sum_scores",
     takes={
         **COLUMNS,
+        **LEVERAGES,
         "beta": aggregate(BETA, common=True),
         "rho": aggregate("working correlation", 0, common=True),
-        "inverse": aggregate("inverse information of all sites' clusters", 2, common=True),
-        "power": control("power of one less a leverage", 0, common=True),
     },
     releases={
-        "inside": INSIDE,
-        "meat": summed("outer products of clusters' estimating functions", 2, behind=BEHIND),
+        **cluster_releases(BEHIND),
         "omega": summed("information of independent rows", 2),
     },
 )
@@ -332,20 +329,18 @@ def finish(
     scale: Floats,
     beta: Floats,
     rho: Array,
-    inverse: Floats,
-    power: Array,
+    inverse: Floats | None = None,
+    power: Array | None = None,
 ) -> dict[str, Array]:
     """Sum outer products of the clusters' estimating functions; refused if few have nearly all weight.
 
     `beta`, `rho`, `shift` and `scale` are as for ``sum_scores``, `inverse` (p, p) is the inverse information
     of all sites at them, and `power` that of :func:`fedstat.kernels.clusters.adjusted_scores`. It releases
-    ``meat`` (p, p); ``omega`` (p, p), the information of independent rows; and ``inside``, which is false,
-    and ``meat`` zero, if a cluster has leverage one.
+    what :func:`fedstat.models.horizontal.clusters.sum_corrected` does; and ``omega`` (p, p), the information
+    of independent rows.
     """
     clusters = clusters_of(state)
-    model, p, a = clusters.model, clusters.model.p, float(power)
-    if a not in CORRECTIONS:
-        raise MessageError(f"{data.name}: expected 'power' to be one of {CORRECTIONS}")
+    model = clusters.model
     T = model.translation(data.name, beta, shift, scale)
     own = T @ beta
     independent = T.T @ sums_at(state, clusters, own).information @ T
@@ -353,29 +348,12 @@ def finish(
     if at is None or not clusters.allows(float(rho)):
         raise MessageError(f"{data.name}: the sums at this point are not defined; request 'sum_scores' first")
     state.report(model.opened.products_with(at.r**2))
-    score, information = clusters.sums(at, float(rho), each=a > 0.0)
-    inside = True
-    if a:
-        translated = own_inverse(data.name, information.sum(axis=0), T, inverse)
-        back, score, inside = _corrected(state, score, information, translated, a)
-        T = back @ T
-    meat = T.T @ score.T @ score @ T if inside else np.zeros((p, p))
-    return {"inside": np.array(inside), "meat": meat, "omega": independent}
-
-
-def _corrected(
-    state: State, score: Floats, information: Floats, inverse: Floats, power: float
-) -> tuple[Floats, Floats, bool]:
-    """Return corrected functions, the matrix that takes them back, and whether leverages are below one."""
-    # Half of the smallest number keeps a root of an inverse that is singular by rounding.
-    values, vectors = np.linalg.eigh(inverse)
-    root = vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14))
-    corrected, leverages = adjusted_scores(score, information, root, power)
-    inside = bool(corrected.any() or not score.any())
-    factors = (1.0 - np.minimum(leverages, 1.0 - 1e-9)) ** (-2.0 * power)
-    # A coordinator could choose an inverse by which one cluster has nearly all weight.
-    state.report(WorkingWeights(lambda: factors[None, :]))
-    return np.linalg.inv(root), corrected, inside
+    score, information = clusters.sums(at, float(rho), each=True)
+    information = T.T @ information @ T
+    units = translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
+    request = LeverageRequest.of(data.name, information.sum(axis=0), units, inverse, power)
+    found = sum_corrected(state, request, score @ T, lambda part: information[part])
+    return {**found, "omega": independent}
 
 
 # ----------------------------------------------------------------------------------------------------

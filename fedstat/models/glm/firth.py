@@ -10,7 +10,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.glm.fit import PooledSums
-from fedstat.models.glm.protocol import MAX_HALVINGS, Newton, SumsRequest, rises
+from fedstat.models.glm.protocol import MAX_HALVINGS, Newton, rises
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Floats
@@ -27,8 +27,8 @@ class FirthNewton(Newton):
     receive the inverse information of all and sum the derivative of the penalty.
     """
 
-    def ascend(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
-        """Take steps with the inverse information until they are small; `wanted` is requested later."""
+    def ascend(self, meat: bool) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
+        """Take steps with the inverse information until they are small; `meat` is requested later."""
         gamma = np.zeros(len(self.coordinates.shift))
         if self.coordinates.design.intercept and not self.offsets:
             gamma[0] = self.null

@@ -145,9 +145,9 @@ class GLMFit:
 
     `total` are the sums at `gamma`; `null` is the intercept of the model without covariates. `fit` holds the
     log-likelihood, and log-likelihood and deviance without covariates, NaN if not defined. `meat` is the sum
-    of the outer products of the rows' scores, `between` that of the sites' scores, `apart` the sum of the
-    sites' parts of the score test of equal coefficients if sums are masked. `local` are the sites' own fits
-    in the units of the data, `n` the rows, `rounds` the requested Newton steps (None: to the maximum).
+    of the outer products of the rows' scores, `apart` the sum of the sites' parts of the score test of equal
+    coefficients if sums are masked. `local` are the sites' own fits in the units of the data, `n` the rows,
+    `rounds` the requested Newton steps (None: to the maximum).
     """
 
     gamma: Vector
@@ -157,7 +157,6 @@ class GLMFit:
     null: float
     fit: Annotated[Floats, "3"]
     meat: Matrix | None
-    between: Matrix | None
     apart: Annotated[Floats, "2"] | None
     trace: tuple[NewtonEvaluation, ...]
     converged: bool

@@ -28,7 +28,7 @@ from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import Newton, NewtonOptions, SumsRequest
+from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.glm.results import GLMResults, OLSResults
 from fedstat.models.glm.steps import FAMILY
 from fedstat.models.glm.variance import (
@@ -40,7 +40,6 @@ from fedstat.models.glm.variance import (
     linearized,
     model_based,
     sandwich,
-    sites_as_clusters,
 )
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan, warn_of_far_sites
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -127,6 +126,12 @@ class FederatedGLM(HorizontalModel):
     Long and Ervin, "Using heteroscedasticity consistent standard errors in the linear regression model",
     American Statistician 54 (2000).
 
+    Pustejovsky and Tipton, "Small-sample methods for cluster-robust variance estimation and hypothesis
+    testing in fixed effects models", Journal of Business and Economic Statistics 36 (2018).
+
+    Carter, Schnepel and Steigerwald, "Asymptotic behavior of a t-test robust to cluster heterogeneity",
+    Review of Economics and Statistics 99 (2017).
+
     Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS (2017).
 
     Examples
@@ -169,12 +174,15 @@ class FederatedGLM(HorizontalModel):
             otherwise (Long and Ervin 2000); "HC0" the sandwich; "HC1" the same times n / (n - p),
             which statsmodels' GLM omits; "HC2" and "HC3" use squared residuals over 1 - h, or over its
             square, where h is the leverage (MacKinnon and White 1985). They need one more round, in which
-            sites receive the inverse information of all and keep leverages. "cluster" is clustered, with
-            statsmodels' correction; "survey" is linearized for a stratified, clustered sample.
+            sites receive the inverse information of all and keep leverages. "cluster" is clustered: CR2,
+            which corrects scores for the leverage of clusters (Bell and McCaffrey 2002; Pustejovsky and
+            Tipton 2018); "survey" is linearized for a stratified, clustered sample.
         cov_kwds : dict, optional
-            "cluster": ``{"groups": column}``; the column that names the sites makes them the clusters.
-            "survey": ``{"clusters": column, "strata": column}``, where strata are optional. Columns other
-            than that of the sites must be among the model's `labels`.
+            "cluster": ``{"groups": column}``; the column that names the sites makes them the clusters. With
+            ``"correction": "CR1"`` errors have statsmodels' correction instead of CR2. "survey":
+            ``{"clusters": column, "strata": column}``, where strata are optional. Rows without a value of
+            these columns are left out; name the columns in `labels` of :meth:`from_formula` as well to
+            compare fits of the same rows.
         scale : float, "X2" or "dev", optional
             Scale of the variance: a value, or Pearson's statistic or the deviance over the residual degrees
             of freedom. By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
@@ -188,11 +196,11 @@ class FederatedGLM(HorizontalModel):
             Estimate the dispersion of the family NegativeBinomial with log link, its alpha, by maximum
             likelihood, starting from the given one; standard errors of cov_type "nonrobust" account for it.
         use_t : bool, optional
-            Use Student's t for tests and intervals, with degrees of freedom from the number of clusters minus
-            one, the number of a survey's clusters minus its strata, or otherwise `df_resid`. This is the
-            default for "cluster" and "survey", and if the dispersion is estimated, as in R and in
-            statsmodels' OLS. False gives normal ones, the default of statsmodels' GLM: with eight clusters
-            their coverage is .86.
+            Use Student's t for tests and intervals. For "cluster" the degrees of freedom are the effective
+            number of a coefficient's clusters (Carter, Schnepel and Steigerwald 2017) minus one, with CR1 the
+            number of clusters minus one; for "survey" the number of clusters minus strata; otherwise
+            `df_resid`. This is the default for "cluster" and "survey", and if the dispersion is estimated, as
+            in R and in statsmodels' OLS. False gives normal ones, the default of statsmodels' GLM.
         rounds : int, optional
             Take this number of Newton steps from the mean of the sites' own fits, and stop there. The
             estimate is as efficient in large samples; use it if every round needs a decision at the sites.
@@ -261,7 +269,8 @@ class FederatedGLM(HorizontalModel):
         if cov_type == "robust":
             rows = sum(row.n for row in self.agreement.sites)
             cov_type = "HC3" if rows < FEW_ROWS else "HC1"
-        choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
+        named = self._with_columns_of({"cov_kwds": cov_kwds})
+        choice = named._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
             hidden = check_masked(masked, len(model.sites), model._masks_wanted)
@@ -281,7 +290,7 @@ class FederatedGLM(HorizontalModel):
                 warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
             return result
 
-        return run_fit(self, call, estimate)
+        return run_fit(named, call, estimate)
 
     def _choose_covariance(self, cov_type: str, kwds: object) -> CovarianceChoice:
         """Check the columns of clusters and strata."""
@@ -289,7 +298,10 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(
                 f"cov_kwds: expected {{'groups': 'column'}} or the like, received {kind_of(kwds)}"
             )
-        allowed = {"cluster": {"groups"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
+        allowed = {"cluster": {"groups", "correction"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
+        kwds = dict(kwds)
+        correction = kwds.pop("correction", "CR2") if cov_type == "cluster" else "CR2"
+        check_choice("cov_kwds: correction", correction, ("CR2", "CR1"))
         if not set(kwds) <= allowed:
             raise ModelError(
                 f"cov_kwds: cov_type={cov_type!r} accepts {sorted(allowed) or 'none'}, received "
@@ -299,11 +311,9 @@ class FederatedGLM(HorizontalModel):
         if cov_type in ("cluster", "survey") and clusters is None:
             key = "groups" if cov_type == "cluster" else "clusters"
             raise ModelError(
-                f"cov_kwds: cov_type={cov_type!r} needs the column of the clusters in two places: "
-                f"from_formula(..., labels=['ward']) and fit(cov_type={cov_type!r}, "
-                f"cov_kwds={{{key!r}: 'ward'}}), "
-                "with your column's name for 'ward'"
-                + ("; the column that names the sites needs no label" * (cov_type == "cluster"))
+                f"cov_kwds: cov_type={cov_type!r} needs the column of the clusters, as in "
+                f"fit(cov_type={cov_type!r}, cov_kwds={{{key!r}: 'ward'}}), with your column's name for "
+                "'ward'"
             )
         known = (
             None,
@@ -314,16 +324,14 @@ class FederatedGLM(HorizontalModel):
             if not isinstance(name, str | None):
                 raise ModelError(
                     f"cov_kwds: expected the name of a column as {role!r}, received {kind_of(name)}. The "
-                    "values must be a column of the sites' tables, named here and in "
-                    "from_formula(..., labels=[...])"
+                    "values must be a column of the sites' tables"
                 )
             if name not in known:
                 raise ModelError(
-                    f"cov_kwds: column {name!r} is not among the model's labels; name it in both places: "
-                    f"from_formula(..., labels=[{name!r}]) and fit(cov_type={cov_type!r}, "
-                    f"cov_kwds={{{role!r}: {name!r}}})"
+                    f"cov_kwds: {role}={name!r} is no column of every site's table that "
+                    f"cov_type={cov_type!r} can use; sites as clusters are for cov_type='cluster'"
                 )
-        return CovarianceChoice(cov_type, clusters, kwds.get("strata"))
+        return CovarianceChoice(cov_type, clusters, kwds.get("strata"), correction)
 
     def _check_method(self, method: str, cov_type: str, rounds: int | None, dispersion: str | None) -> None:
         check_choice("method", method, ("ml", "firth"))
@@ -349,10 +357,7 @@ class FederatedGLM(HorizontalModel):
     def _maximize(
         self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
-        # Sites as clusters need only the products of their scores, which masks can hide.
-        by_site = choice.cov_type == "cluster" and choice.clusters == self.partition.site_column
-        wanted = SumsRequest(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
-        fit = yield from newton.run(wanted, local=local)
+        fit = yield from newton.run(choice.cov_type in ("HC0", "HC1"), local=local)
         return fit, (yield from self._covariance(newton, fit, choice)), None
 
     def _maximize_with_alpha(
@@ -374,12 +379,12 @@ class FederatedGLM(HorizontalModel):
             return Variance(sandwich(fit, meat))
         if choice.clusters is None:
             return Variance(model_based(fit))
-        if fit.between is not None:
-            sums = sites_as_clusters(fit, len(self.sites))
-        else:
-            sums = yield from cluster_sums(newton.session, fit, choice.clusters, choice.strata)
-        cov = clustered(fit, sums) if choice.cov_type == "cluster" else linearized(fit, sums)
-        return Variance(cov, (sums.clusters, sums.strata))
+        if choice.cov_type == "cluster":
+            # Sites as clusters need only the products of their scores, which masks can hide.
+            by_site = choice.clusters == self.partition.site_column
+            return (yield from clustered(newton.session, fit, choice, by_site))
+        sums = yield from cluster_sums(newton.session, fit, choice.clusters, choice.strata)
+        return Variance(linearized(fit, sums), (sums.clusters, sums.strata))
 
 
 class GLORE(FederatedGLM):

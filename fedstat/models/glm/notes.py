@@ -12,8 +12,10 @@ from fedstat.inference.heterogeneity import Heterogeneity
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number, show_probability
 from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.post_fit import bootstrap_obstacle
 from fedstat.models.glm.statistics import GLMStatements
-from fedstat.models.horizontal.site_results import DIFFER, FEW_CLUSTERS
+from fedstat.models.horizontal.clusters import Clustering, describe_tests, text_of
+from fedstat.models.horizontal.site_results import DIFFER
 
 FEW_ROWS = 250
 """Rows below which HC0 and HC1 are too small (Long and Ervin 2000)."""
@@ -114,7 +116,7 @@ def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
 
 def tests_line(result: GLMStatements) -> str:
     """State the distribution of tests and intervals."""
-    return "normal" if result.df_inference is None else f"t on {result.df_inference:,g} df"
+    return describe_tests(result.df_inference, result.estimate.df)
 
 
 def role_lines(result: GLMStatements) -> list[tuple[str, str]]:
@@ -133,7 +135,8 @@ def covariance_line(result: GLMStatements) -> str:
     if basis.clusters is None:
         return result.cov_type
     within = f" in {basis.strata}" if basis.strata is not None else ""
-    return f"{result.cov_type} ({basis.clusters}{within})"
+    correction = "" if basis.clustering is None else f", {basis.clustering.correction}"
+    return f"{result.cov_type} ({basis.clusters}{within}{correction})"
 
 
 def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
@@ -151,6 +154,7 @@ def fit_notes(result: GLMStatements) -> Iterator[Note]:
     """State the limits of the fit, what sites differ in, and what was released."""
     if alarm := excess_alarm(result):
         yield Note("overdispersed", alarm, "critical")
+    yield from few_clusters(result)
     yield from result._left_out_note()
     yield from result._masking_note()
     yield from result._own_fits_note()
@@ -274,16 +278,24 @@ def _cluster_note(result: GLMStatements) -> str:
     if basis.clusters is None or basis.counts is None:
         return ""
     strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""
-    few, (clusters, _) = "", basis.counts
-    if clusters < FEW_CLUSTERS:
-        distribution = "normal intervals are too short"
-        if result.df_inference is not None:
-            distribution = f"t on {result.df_inference:g} df helps only in part"
-        few = f" There are {clusters}: with this few they are usually too small, and {distribution}."
-        if basis.clusters == basis.site_column:
-            few += " Use wild_cluster_bootstrap() for tests and intervals."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
-    return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"
+    return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{own}"
+
+
+def few_clusters(result: GLMStatements) -> Iterator[Note]:
+    """Warn of few effective clusters; with strata no more than clusters less strata are known."""
+    basis, est = result.basis, result.estimate
+    found = basis.clustering
+    if found is None and basis.counts is not None and basis.clusters is not None:
+        clusters, strata = basis.counts
+        found = Clustering(
+            basis.clusters, clusters, np.full(len(est.names), float(clusters - strata + 1)), "CR1"
+        )
+    if found is not None:
+        remedy = text_of({"groups": found.groups, "correction": "CR2"}) if basis.clustering else ""
+        by_site = found.groups == basis.site_column and not bootstrap_obstacle(result)
+        instead = "wild_cluster_bootstrap() tests with the sites as clusters" if by_site else ""
+        yield from found.notes(est.names, est.terms, remedy, instead)
 
 
 def _small_sample_note(result: GLMStatements) -> str:

@@ -16,7 +16,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
 from fedstat.kernels.glm.sums import Rows, linear_predictor
-from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
+from fedstat.models.glm.protocol import MAX_HALVINGS, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
 from fedstat.models.horizontal.rows import INSIDE, summed, weighted_by
 from fedstat.models.horizontal.session import add
@@ -99,7 +99,7 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     An EstimationError says that the counts are not overdispersed, or that the iteration does not converge.
     """
     yield from newton.open(local=True)
-    gamma, _, _ = yield from newton.ascend(NO_SUMS)
+    gamma, _, _ = yield from newton.ascend(False)
     # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)

@@ -14,6 +14,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.estimate import INTERCEPT
+from fedstat.inference.heterogeneity import NOT_REQUESTED
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
 from fedstat.inference.summary import made_from
@@ -60,6 +61,7 @@ MASKED = (
     "wild_cluster_bootstrap: it multiplies every site's own score by a number, but this fit's sums were "
     "masked, so that no site's part is known."
 )
+UNMASKED = "Fit with masked=False, if the owners allow unmasked sums"
 
 
 # -- marginal effects ---
@@ -111,7 +113,7 @@ def marginal_effects(
         effects[first:],
         jacobian[first:],
         result._cov(),
-        test_distribution=result._test_distribution,
+        test_distribution=result._combined_distribution,
         student=result.use_t,
         options={"method": method, "at": at},
         title=(result.model_name, result.estimate.response),
@@ -265,6 +267,8 @@ def wild_bootstrap(
     read = read_constraints(hypothesis, result.estimate.names)
     K, linear = len(result._fit.local), result.distribution.least_squares
     require_clusters(K, len(read.q))
+    if obstacle := bootstrap_obstacle(result):
+        raise NotAvailableError(obstacle)
     draws, enumerated = draw_weights(weights, K, reps, seed)
     parts = _linear_parts(result, read) if linear else _restricted_parts(result, read)
     ones = np.ones((1, K))
@@ -293,6 +297,27 @@ def wild_bootstrap(
     )
 
 
+def bootstrap_obstacle(result: GLMStatements) -> str:
+    """Return why a wild bootstrap of these results is not available, and what to do; "" if it is."""
+    fit, question = result._fit, result.basis.agreement.question
+    if not fit.masked:
+        if not result.distribution.least_squares and result._model is None:
+            return (
+                "wild_cluster_bootstrap: this result was read from a file and has no partition to fit the "
+                "restricted model to; fit the model again"
+            )
+        return ""
+    if not result.distribution.least_squares or question.weights or not question.intercept:
+        return f"{MASKED} {UNMASKED}"
+    lacking = next((site for site in fit.local if site.own is None), None)
+    if lacking is None:
+        return ""
+    if lacking.problem == NOT_REQUESTED:
+        return f"{MASKED} They follow from the sites' own fits: fit with local=True. Or f{UNMASKED[1:]}"
+    reason = lacking.problem or "no residuals"
+    return f"{MASKED} They would follow from own fits, but '{lacking.site}' has none ({reason}). {UNMASKED}"
+
+
 def _site_parts(
     result: GLMStatements, read: Constraints, beta: Floats, score: Floats, information: Floats
 ) -> SiteParts:
@@ -308,16 +333,9 @@ def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
     if fit.total.by_site is not None:
         score, information = (np.array(part) for part in zip(*fit.total.by_site, strict=True))
         return _site_parts(result, read, fit.gamma, score, information)
-    question = result.basis.agreement.question
-    if question.weights or not question.intercept:
-        raise NotAvailableError(MASKED + "Fit with masked=False, if the owners allow unmasked sums")
     scores, informations = [], []
     for site in fit.local:
-        if site.own is None:
-            raise NotAvailableError(
-                f"{MASKED}They would follow from own fits, but '{site.site}' has none "
-                f"({site.problem or 'no residuals'}). Fit with masked=False, or with local=True"
-            )
+        assert site.own is not None
         # An own fit's part is divided by its dispersion; its intercept's information is the number of rows.
         dispersion = site.n / site.own.information[0, 0]
         scores.append(dispersion * site.own.score)
@@ -328,13 +346,7 @@ def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
 def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
     """Request sums at restricted coefficients until these are the restricted maximum."""
     model: HorizontalModel | None = result._model
-    if result._fit.masked:
-        raise NotAvailableError(MASKED + "Fit with masked=False, if the owners allow unmasked sums")
-    if model is None:
-        raise NotAvailableError(
-            "wild_cluster_bootstrap: this result was read from a file and has no partition to fit the "
-            "restricted model to; fit the model again"
-        )
+    assert model is not None
 
     def protocol(model: HorizontalModel) -> FitProtocol[SiteParts]:
         newton = Newton(

@@ -26,11 +26,9 @@ from fedstat.kernels.glm.effects import (
 )
 from fedstat.kernels.glm.sums import Rows, linear_predictor, row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, SiteModel, model_of, sums_at
+from fedstat.models.horizontal.clusters import EXCESS, own_inverse
 from fedstat.models.horizontal.rows import INSIDE, RowVectors, means_are_flat, summed, weighted_by
 from fedstat.typing import Array, Floats
-
-EXCESS = 1e-8
-"""How much larger than one rounding may make the share of a site's own information in that of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,25 +271,6 @@ def sum_leveraged(
     meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
-
-
-def own_inverse(name: str, information: Floats, T: Floats, inverse: Floats) -> Floats:
-    """Inverse information of all rows, in the site's own coordinates; an error if it cannot be that.
-
-    `information` (p, p) is the site's own part of that of all, T (p, p) takes coefficients to its columns.
-    """
-    p = len(T)
-    if inverse.shape != (p, p):
-        raise MessageError(f"{name}: expected 'inverse' of shape ({p}, {p})")
-    translated = T @ (inverse + inverse.T) @ T.T / 2.0
-    values, vectors = np.linalg.eigh(information)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    share = np.linalg.eigvalsh(root.T @ translated @ root)
-    if not (np.isfinite(share).all() and share[0] >= -EXCESS and share[-1] <= 1.0 + EXCESS):
-        raise MessageError(
-            f"{name}: array 'inverse' is not that of an information of which this site's is a part"
-        )
-    return np.asarray(translated)
 
 
 @step(

@@ -44,17 +44,6 @@ class NewtonOptions:
     rounds: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SumsRequest:
-    """Sums requested at the estimate: products of the rows' scores, and of the sites'."""
-
-    meat: bool = False
-    between: bool = False
-
-
-NO_SUMS = SumsRequest()
-
-
 @dataclass(slots=True)
 class NullSearch:
     """Search for the intercept of the model without covariates, safe far from its maximum.
@@ -190,7 +179,7 @@ class Newton:
         return PooledSums.of((yield self.evaluate_requests(gamma)), self.session.masked)
 
     def judge_requests(
-        self, gamma: Floats, total: PooledSums, dispersion: float, wanted: SumsRequest
+        self, gamma: Floats, total: PooledSums, dispersion: float, meat: bool
     ) -> list[Request]:
         """Request the sums at the estimate that finish the fit.
 
@@ -204,8 +193,7 @@ class Newton:
             "scale": self.coordinates.scale,
             "dispersion": np.array([own, dispersion]),
             "null": np.array(self.null),
-            "meat": np.array(wanted.meat),
-            "between": np.array(wanted.between),
+            "meat": np.array(meat),
             "apart": np.array(self.session.masked),
         }
         return self.session.request_all("judge", arrays)
@@ -224,15 +212,15 @@ class Newton:
             return self.distribution.estimates_scale
         return not isinstance(self.scaletype, float)
 
-    def run(self, wanted: SumsRequest = NO_SUMS, local: bool = True) -> FitProtocol[GLMFit]:
+    def run(self, meat: bool = False, local: bool = True) -> FitProtocol[GLMFit]:
         """Open the rows, iterate, and request the final sums."""
         yield from self.open(local)
-        gamma, total, judged = yield from self.ascend(wanted)
+        gamma, total, judged = yield from self.ascend(meat)
         self._check_units(total)
         dispersion = self.dispersion(total)
         # A last step that was foreseen has the final sums already.
         if not judged:
-            judged = yield self.judge_requests(gamma, total, dispersion, wanted)
+            judged = yield self.judge_requests(gamma, total, dispersion, meat)
         # A site without a finite sum sends zero, which must not count as its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
@@ -242,8 +230,7 @@ class Newton:
             dispersion=dispersion,
             null=self.null,
             fit=np.where(defined, add(judged, "fit"), np.nan),
-            meat=add(judged, "meat") if wanted.meat else None,
-            between=add(judged, "between") if wanted.between else None,
+            meat=add(judged, "meat") if meat else None,
             apart=add(judged, "apart") if self.session.masked else None,
             trace=tuple(self.trace),
             converged=self.converged,
@@ -262,7 +249,7 @@ class Newton:
                 "digits of it. Measure it in smaller units, or use fit(masked=False)"
             )
 
-    def ascend(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
+    def ascend(self, meat: bool) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
         """Take Newton's steps until they are small.
 
         Request the final sums with the last round if it is foreseen.
@@ -283,11 +270,11 @@ class Newton:
             if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
                 raise self.runaway(step, before, total)
             earlier, before = before, total.information
-            gamma, total, judged = yield from self.descend(gamma, total, earlier, wanted)
+            gamma, total, judged = yield from self.descend(gamma, total, earlier, meat)
         return gamma, total, judged
 
     def descend(
-        self, gamma: Floats, total: PooledSums, before: Floats, wanted: SumsRequest
+        self, gamma: Floats, total: PooledSums, before: Floats, meat: bool
     ) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
         """Take Newton's step, halved until the deviance decreases.
 
@@ -300,7 +287,7 @@ class Newton:
             requests = self.evaluate_requests(trial)
             # This saves one round if this is the last point; otherwise the arrays are not used.
             if self.expects_last():
-                requests += self.judge_requests(trial, total, self.dispersion(total), wanted)
+                requests += self.judge_requests(trial, total, self.dispersion(total), meat)
             replies = yield requests
             new = PooledSums.of(replies[:K], self.session.masked)
             if new is not None and not rises(new.deviance, total.deviance):

@@ -87,6 +87,16 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     ) -> GLMResults:
         """Make results of a fit."""
         reasons = {"rsquared": "a GLM has pseudo_rsquared() instead"}
+        df = fit.total.weight - len(fit.gamma)
+        if variance.counts is not None:
+            clusters, strata = variance.counts
+            df = clusters - (strata if choice.cov_type == "survey" else 1)
+        if use_t is None:
+            use_t = estimates_dispersion or variance.counts is not None
+        clustering = variance.clustering
+        df_by_coefficient = clustering.df if use_t and clustering and clustering.corrected else None
+        if df_by_coefficient is not None:
+            df = float(df_by_coefficient.min())
         estimate = rows_estimate(
             model,
             fit.design,
@@ -97,15 +107,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             llf=float(fit.fit[0]) if method == "ml" else np.nan,
             n_parameters=len(fit.design.names) + (overdispersion is not None),
             scale=fit.dispersion,
+            df=df_by_coefficient,
             cov_type=choice.cov_type,
             reasons=reasons if method == "ml" else reasons | {"llf": NO_LIKELIHOOD},
         )
-        df = fit.total.weight - len(fit.gamma)
-        if variance.counts is not None:
-            clusters, strata = variance.counts
-            df = clusters - (strata if choice.cov_type == "survey" else 1)
-        if use_t is None:
-            use_t = estimates_dispersion or variance.counts is not None
         basis = GLMBasis.of(
             model,
             clusters=choice.clusters,
@@ -114,6 +119,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             estimates_dispersion=estimates_dispersion,
             df_inference=float(df) if use_t else None,
             method=method,
+            clustering=clustering,
         )
         record = GLMRecord(estimate=estimate, fit=fit, basis=basis, overdispersion=overdispersion)
         return cls(record, ledger, model)
@@ -459,9 +465,11 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
     @property
     def f_pvalue(self) -> float:
         """P-value of :attr:`fvalue`."""
-        # Clusters minus one, as in statsmodels also if tests of single coefficients are normal.
         counts = self.basis.counts
-        df = self.df_resid if counts is None else counts[0] - (counts[1] if self.basis.strata else 1)
+        # Clusters minus one, as in statsmodels also if tests of single coefficients are normal.
+        df: float = self.df_resid if counts is None else counts[0] - (counts[1] if self.basis.strata else 1)
+        if self.estimate.df is not None:
+            df = float(np.min(self.estimate.df[self._k_constant :])) - self.df_model + 1.0
         return float(stats.f.sf(self.fvalue, self.df_model, df)) if self.df_model else float("nan")
 
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:

@@ -15,6 +15,7 @@ from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
+from fedstat.models.horizontal.clusters import Clustering
 from fedstat.models.horizontal.prediction import GLMPrediction, response_dispersion
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
 from fedstat.models.horizontal.site_results import SiteFitsResults
@@ -33,8 +34,8 @@ class GLMBasis(RowsBasis):
     """Model record of results, with the columns of clusters and strata that the covariance uses.
 
     `counts` are the numbers of these clusters and strata; `estimates_dispersion` is whether the dispersion
-    was estimated; `df_inference` the degrees of freedom of Student's t, None for normal tests; `method` is
-    "ml" or "firth".
+    was estimated; `df_inference` the degrees of freedom of Student's t, None for normal tests, and the fewest
+    where coefficients have their own; `method` is "ml" or "firth"; `clustering` describes the clusters.
     """
 
     clusters: str | None = None
@@ -43,6 +44,7 @@ class GLMBasis(RowsBasis):
     estimates_dispersion: bool = False
     df_inference: float | None = None
     method: str = "ml"
+    clustering: Clustering | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -259,7 +261,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
             rows.linear,
             rows.standard_errors(cov),
             self.family,
-            self._test_distribution,
+            self._combined_distribution,
             dispersion=response_dispersion(self.distribution, self.scale),
         )
 

@@ -26,6 +26,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, presence, schema
 from fedstat.inference.homogeneity_tests import quadratic_form
+from fedstat.kernels.clusters import cluster_products
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
 from fedstat.kernels.glm.sums import (
@@ -36,6 +37,13 @@ from fedstat.kernels.glm.sums import (
     log_likelihood,
     null_sums,
     row_scores,
+    row_weights,
+)
+from fedstat.models.horizontal.clusters import (
+    LEVERAGES,
+    LeverageRequest,
+    cluster_releases,
+    sum_corrected,
 )
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
@@ -346,14 +354,12 @@ def sum_scores(
         "dispersion": aggregate("dispersion, for the likelihoods with and without covariates", common=True),
         "null": aggregate("intercept of the model without covariates", 0, common=True),
         "meat": control("whether to sum products of rows' scores", 0),
-        "between": control("whether to sum products of sites' scores", 0),
         "apart": control("whether to sum the score test of equal coefficients", 0),
     },
     releases={
         "defined": control("which of the sums are finite", maskable=True),
         "fit": summed("log-likelihoods with and without covariates"),
         "meat": summed("sum of outer products of rows' scores", 2, optional=True),
-        "between": summed("outer product of the site's score", 2, optional=True),
         "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
     },
 )
@@ -366,7 +372,6 @@ def judge(
     dispersion: Array,
     null: Array,
     meat: Array,
-    between: Array,
     apart: Array,
 ) -> dict[str, Array]:
     """Sum the values needed at the estimate; refused if a few rows have nearly all weight.
@@ -374,8 +379,7 @@ def judge(
     `beta`, `shift`, `scale` and `null` are as in :func:`sum_scores`, `dispersion` (2,) is that for the
     log-likelihood and for the one without covariates. It releases ``fit``: log-likelihood, and log-likelihood
     and deviance without covariates. On request it also releases ``meat`` (p, p), the outer products of the
-    rows' scores; ``between`` (p, p), that of the site's score, for a covariance with sites as clusters; and
-    ``apart`` (2,), the site's part of the score test of equal coefficients, see
+    rows' scores; and ``apart`` (2,), the site's part of the score test of equal coefficients, see
     :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
     """
     model = model_of(state)
@@ -393,12 +397,43 @@ def judge(
         sums = evaluate(model.chunks(), own, model.distribution, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
-    if between:
-        arrays["between"] = np.outer(T.T @ at.score, T.T @ at.score)
     if apart:
         varies = model.opened.varies
         arrays["apart"] = np.array(quadratic_form(at.score[varies], at.information[np.ix_(varies, varies)]))
     return arrays
+
+
+@step(
+    FAMILY,
+    "judge",
+    takes={**COLUMNS, "beta": aggregate(BETA, common=True), **LEVERAGES},
+    releases=cluster_releases(SUMS),
+)
+def sum_site(
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    shift: Floats,
+    scale: Floats,
+    inverse: Floats | None = None,
+    power: Array | None = None,
+) -> dict[str, Array]:
+    """Sum what a covariance with sites as clusters needs, see :func:`sum_corrected`.
+
+    `beta`, `shift` and `scale` (p,) are as for ``sum_scores``, `inverse` (p, p) is the inverse information of
+    all sites' rows at them, and `power` that of one less a leverage.
+    """
+    model = model_of(state)
+    T = model.translation(data.name, beta, shift, scale)
+    at = sums_at(state, model, T @ beta)
+    own = T.T @ at.information @ T
+    request = LeverageRequest.of(data.name, own, to_units(shift, scale), inverse, power)
+    return sum_corrected(state, request, (T.T @ at.score)[None], lambda _: own[None])
+
+
+def to_units(shift: Floats, scale: Floats) -> Floats:
+    """Matrix from coefficients of standardized columns to those in the units of the data, (p, p)."""
+    return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -493,17 +528,22 @@ def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
     "list_clusters",
     takes={
         **COLUMNS,
+        **LEVERAGES,
         "beta": aggregate(BETA, common=True),
         "shared": presence("keyed hashes of clusters that several sites have", dtype="int64", common=True),
         "spanning": presence("keyed hashes of strata that several sites have", dtype="int64", common=True),
     },
     releases={
+        **cluster_releases(CLUSTER_FACTS),
         "counts": summed("clusters by stratum that several sites have", behind=CLUSTER_FACTS),
         "sums": summed("sums of scores by stratum", 2, behind=CLUSTER_FACTS),
         "outer": summed("sums of products of clusters' scores by stratum", 3, behind=CLUSTER_FACTS),
         "shared": HASHES,
         "shared_strata": STRATA,
         "shared_sums": summed("scores of clusters that several sites have", 2, behind=CLUSTER_FACTS),
+        "shared_information": summed(
+            "information of clusters that several sites have", 3, optional=True, behind=CLUSTER_FACTS
+        ),
         "within": summed("variance between clusters in strata of the site alone", 2, behind=CLUSTER_FACTS),
         "lonely": aggregate(
             "number of strata, and of those with one cluster", maskable=True, behind=CLUSTER_FACTS
@@ -518,6 +558,8 @@ def sum_clusters(
     scale: Floats,
     shared: Ints,
     spanning: Ints,
+    inverse: Floats | None = None,
+    power: Array | None = None,
 ) -> dict[str, Array]:
     """Sum products of clusters' scores; refused if too few rows are behind one of the sums.
 
@@ -526,12 +568,16 @@ def sum_clusters(
     that other sites have as well, whose other clusters are summed by stratum; without strata 0, the one
     stratum of all.
 
-    It releases for the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h,
-    p, p). For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those at this
-    site and their strata. For all strata of this site alone together: ``within`` (p, p), their part of the
-    linearized variance, and ``lonely``, their number and the number with a single cluster. Clusters and
-    strata that are not at this site have zeros, since only the sums over sites are needed, except for the
-    hashes.
+    With `inverse` (p, p), the inverse information of all sites' rows, and `power`, of one less a leverage, it
+    releases what :func:`sum_corrected` does for the clusters of this site alone; and for the shared ones
+    ``shared_information`` (s, p, p), unless `power` is zero. Sums by stratum are zero then.
+
+    Without them it releases for the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p),
+    ``outer`` (h, p, p). For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``,
+    those at this site and their strata. For all strata of this site alone together: ``within`` (p, p), their
+    part of the linearized variance, and ``lonely``, their number and the number with a single cluster.
+    Clusters and strata that are not at this site have zeros, since only the sums over sites are needed,
+    except for the hashes.
     """
     model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
@@ -552,11 +598,28 @@ def sum_clusters(
     state.report(model.score_products(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
-    shared_sums = np.zeros((len(shared), p))
-    shared_sums[np.searchsorted(shared, groups.cluster[single])] = scores[single]
+    shared_sums, place = np.zeros((len(shared), p)), np.searchsorted(shared, groups.cluster[single])
+    shared_sums[place] = scores[single]
     within, lonely = _within_strata(scores[alone], groups.stratum[alone])
-    return {
-        "counts": np.array([float(len(part)) for part in own]),
+    arrays: dict[str, Array] = {}
+    if inverse is not None:
+        whole = T.T @ sums_at(state, model, T @ beta).information @ T
+        request = LeverageRequest.of(data.name, whole, to_units(shift, scale), inverse, power)
+        here = np.flatnonzero(~single)
+
+        def information(part: slice) -> Floats:
+            return T.T @ cluster_information(model, groups, T @ beta, here[part]) @ T
+
+        arrays = sum_corrected(state, request, scores[here], information)
+        if request.power:
+            # Products of a shared cluster are more than its score: they need more rows.
+            state.report(ClusterRowCounts(rows[single].tolist(), equations=p + 1))
+            arrays["shared_information"] = np.zeros((len(shared), p, p))
+            together = cluster_information(model, groups, T @ beta, np.flatnonzero(single))
+            arrays["shared_information"][place] = T.T @ together @ T
+        own = [part[:0] for part in own]
+    return arrays | {
+        "counts": np.array([float((spans & (groups.stratum == stratum)).sum()) for stratum in spanning]),
         "sums": np.array([part.sum(axis=0) for part in own]).reshape(-1, p),
         "outer": np.array([part.T @ part for part in own]).reshape(-1, p, p),
         "shared": groups.cluster[single],
@@ -600,6 +663,20 @@ def count_clusters(model: SiteModel, groups: RowClusters, chosen: Bools) -> Ints
         at += len(X)
     within = there[chosen].astype(np.float64)
     return (within.T @ within).astype(np.int64)
+
+
+def cluster_information(model: SiteModel, groups: RowClusters, beta: Floats, chosen: Ints) -> Floats:
+    """Sum of the rows' expected information over each of the chosen clusters, (g, p, p)."""
+    found, at = np.zeros((len(chosen), model.p, model.p)), 0
+    place = np.full(len(groups.cluster), -1)
+    place[chosen] = np.arange(len(chosen))
+    for rows, X in model.opened.chunks():
+        code = place[groups.code[at : at + len(X)]]
+        weight, _ = row_weights(glm_rows(rows, X), beta, model.distribution)
+        inside = code >= 0
+        found += cluster_products(X[inside], weight[inside], code[inside], len(found))
+        at += len(X)
+    return found
 
 
 def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floats) -> Floats:

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.clusters import corrected_sums
 from fedstat.models.glm.fit import GLMFit
+from fedstat.models.horizontal.clusters import POWERS, ClusterChoice, Clustering, require_inside
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class CovarianceChoice:
-    """Covariance estimator: statsmodels' name for it, and the columns of clusters and strata."""
+    """Covariance estimator: statsmodels' name for it, columns of clusters and strata, and a correction."""
 
     cov_type: str
     clusters: str | None = None
     strata: str | None = None
+    correction: str = "CR2"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variance:
-    """A covariance (p, p), and the numbers of clusters and strata behind it."""
+    """A covariance (p, p), the numbers of clusters and strata behind it, and the effective ones."""
 
     cov: Floats
     counts: tuple[int, int] | None = None
+    clustering: Clustering | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +55,13 @@ class ClusterSums:
     lonely: int
 
 
-def cluster_sums(
-    session: RowsSession, fit: GLMFit, clusters: str, strata: str | None
-) -> FitProtocol[ClusterSums]:
-    """Request the clusters' scores from the sites; those of clusters at several sites are added first.
+def request_clusters(
+    session: RowsSession, fit: GLMFit, clusters: str, strata: str | None, choice: ClusterChoice | None
+) -> FitProtocol[tuple[list[Reply], dict[str, Array], int]]:
+    """Request the clusters' scores from the sites, for a covariance of clusters with its correction.
 
-    It is an error if a cluster is in different strata at different sites.
+    Returns replies, the arrays of the request, and the number of clusters. It is an error if a cluster is in
+    different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield session.request_all("list_clusters", {}, text)
@@ -69,6 +74,8 @@ def cluster_sums(
         "shared": _at_several(listed, "clusters"),
         "spanning": several if strata is not None else np.zeros(1, dtype=np.int64),
     }
+    if choice is not None:
+        arrays |= choice.arrays(fit.total.information)
     replies = yield session.request_all("sum_clusters", arrays)
     together = [np.concatenate([r.arrays[name] for r in replies]) for name in ("shared", "shared_strata")]
     pairs = np.unique(np.column_stack(together), axis=0)
@@ -78,7 +85,54 @@ def cluster_sums(
             "clusters labels that are unique over strata"
         )
     listing = np.unique(np.concatenate([reply.arrays["clusters"] for reply in listed]))
-    return add_clusters(replies, arrays, pairs, len(listing))
+    return replies, arrays | {"pairs": pairs}, len(listing)
+
+
+def cluster_sums(
+    session: RowsSession, fit: GLMFit, clusters: str, strata: str | None
+) -> FitProtocol[ClusterSums]:
+    """Request the clusters' scores by stratum; those of clusters at several sites are added first."""
+    replies, arrays, count = yield from request_clusters(session, fit, clusters, strata, None)
+    return add_clusters(replies, arrays, arrays["pairs"], count)
+
+
+def clustered(
+    session: RowsSession, fit: GLMFit, choice: CovarianceChoice, by_site: bool
+) -> FitProtocol[Variance]:
+    """Request the clusters' scores, corrected for leverage as chosen, for the cluster-robust covariance.
+
+    CR1 has statsmodels' factor G / (G - 1) (n - 1) / (n - p), where n counts a row of frequency weight f as f
+    rows, as the scores do. With `by_site` the sites are the clusters.
+    """
+    assert choice.clusters is not None
+    clusters = ClusterChoice.of(choice.clusters, choice.correction)
+    power, columns, n, p = POWERS[choice.correction], fit.coordinates, fit.total.weight, len(fit.gamma)
+    point = {"beta": fit.gamma, "shift": columns.shift, "scale": columns.scale}
+    shared = np.zeros((0, p))
+    if by_site:
+        G = len(session.sites)
+        replies = yield session.request_all("sum_site", point | clusters.arrays(fit.total.information))
+    else:
+        replies, _, G = yield from request_clusters(session, fit, choice.clusters, None, clusters)
+        shared = add(replies, "shared_sums")
+    if G < 2:
+        raise EstimationError("cov_type='cluster' needs at least two clusters; there is one")
+    with np.errstate(divide="ignore"):
+        meat, clustering = clusters.added(replies, G)
+    if len(shared):
+        # Clusters over several sites are corrected once their scores are added, and not before.
+        together = add(replies, "shared_information") if power else np.zeros((len(shared), p, p))
+        inverse = np.linalg.inv(fit.total.information)
+        found = corrected_sums(shared, together, inverse, columns.back, power)
+        require_inside(found.inside, clusters.without)
+        # Without a correction the shares of these clusters are not released.
+        shares = 1.0 / clustering.effective + found.concentration
+        effective = 1.0 / shares if power else np.full(p, float(G))
+        meat, clustering = meat + found.meat, replace(clustering, effective=effective)
+    factor = G / (G - 1.0) * (n - 1.0) / (n - p) if choice.correction == "CR1" else 1.0
+    # Leverages are shares of the expected information, and so is the bread that belongs to them.
+    cov = factor * sandwich(fit, meat, expected=clustering.corrected)
+    return Variance(cov, (G, 1), clustering)
 
 
 def _at_several(replies: Sequence[Reply], name: str) -> Ints:
@@ -142,25 +196,6 @@ def model_based(fit: GLMFit) -> Floats:
     """Return the dispersion times the inverse expected information."""
     back = fit.coordinates.back
     return np.asarray(fit.dispersion * back @ np.linalg.inv(fit.total.information) @ back.T)
-
-
-def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
-    """Return the cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p).
-
-    n counts a row of frequency weight f as f rows, as the scores do.
-    """
-    G, n, p = float(sums.clusters), fit.total.weight, len(fit.gamma)
-    if G < 2:
-        raise EstimationError("cov_type='cluster' needs at least two clusters; there is one")
-    factor = G / (G - 1.0) * (n - 1.0) / (n - p)
-    return factor * sandwich(fit, sums.outer.sum(axis=0))
-
-
-def sites_as_clusters(fit: GLMFit, K: int) -> ClusterSums:
-    """Use each of the K sites as a cluster of one stratum."""
-    assert fit.between is not None
-    p = len(fit.gamma)
-    return ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), K, 1, 0)
 
 
 def linearized(fit: GLMFit, sums: ClusterSums) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -131,6 +132,10 @@ class OwnFitsPlan(DryRunPlan):
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
         yield RULES_ON_ROWS
+
+
+COLUMN_KEYS = ("groups", "clusters", "strata")
+"""Keys of `cov_kwds` whose values are columns of the sites."""
 
 
 class HorizontalModel(Explainable):
@@ -294,6 +299,25 @@ class HorizontalModel(Explainable):
         extra = (partition.site_column, *partly)
         parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, random=cls._random)
         return cls(parsed, partition, **settings)
+
+    def _with_columns_of(self, arguments: Mapping[str, Any]) -> Self:
+        """Return the model with the columns of `cov_kwds` among its labels; sites agree on their rows again.
+
+        A name that is no column of the sites is left to the checks of the fit.
+        """
+        kwds = arguments.get("cov_kwds")
+        named = [kwds[key] for key in COLUMN_KEYS if key in kwds] if isinstance(kwds, dict) else []
+        known = (*self.question.labels, self.partition.site_column)
+        columns = self.partition.pooled_columns
+        new = [name for name in named if isinstance(name, str) and name in columns and name not in known]
+        if not new:
+            return self
+        model = copy.copy(self)
+        model.question = replace(self.question, labels=(*self.question.labels, *dict.fromkeys(new)))
+        model.question.check()
+        model._settle(self.partition, Ledger())
+        model._report_missing("drop")
+        return model
 
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:
         """Agree on levels, transforms and rows with sites, once: every fit of this model codes alike.

@@ -294,7 +294,7 @@ class DesignResults(CoefficientResults):
         params, cov = self._effect_part()
         estimate = found.X @ params
         std_error = np.sqrt(np.maximum(((found.X @ cov) * found.X).sum(axis=1), 0.0))
-        half = self._test_distribution.isf((1.0 - conf_level) / 2.0) * std_error
+        half = self._combined_distribution.isf((1.0 - conf_level) / 2.0) * std_error
         turn = np.exp if exponentiate else np.asarray
         frame = pd.DataFrame(
             {

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 DIFFER = 0.05
 """Level of a test below which a summary speaks of differences."""
-FEW_CLUSTERS = 30
-"""Clusters below which a summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
 SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
 
@@ -180,15 +178,6 @@ class SiteFitsResults(DesignResults):
 
     def _site_by_site(self) -> list[str]:
         return [*(["the own fits"] if self._own_requested else []), *super()._site_by_site()]
-
-    def _few_clusters_note(self, clusters: int | None) -> Iterator[Note]:
-        if clusters is not None and clusters < FEW_CLUSTERS:
-            yield Note(
-                "few_clusters",
-                f"There are {clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors are "
-                "usually too small.",
-                "warning",
-            )
 
     def _own_fits_note(self, but: str = "") -> Iterator[Note]:
         lacking: dict[str, list[str]] = {}

@@ -172,7 +172,8 @@ def test_robust_errors_are_those_of_sandwich():
     assert_allclose(np.r_[plain.thresholds["std_error"], plain.bse.iloc[:4]], R["HC0"]["se"], rtol=1e-8)
     robust = model("Ordinal").fit(cov_type="robust")
     assert_allclose(robust.bse / plain.bse, np.sqrt(n / (n - q)), rtol=1e-10)
-    clustered = model("Ordinal", labels=["class"]).fit(cov_type="cluster", cov_kwds={"groups": "class"})
+    kwds = {"groups": "class", "correction": "CR1"}
+    clustered = model("Ordinal", labels=["class"]).fit(cov_type="cluster", cov_kwds=kwds)
     G = R["cluster"]["n"]
     factor = np.sqrt(G / (G - 1) * (n - 1) / (n - q))
     found = np.r_[clustered.thresholds["std_error"], clustered.bse.iloc[:4]]
@@ -186,7 +187,8 @@ def test_multinomial_clusters_are_those_of_statsmodels(groups):
         method="newton", tol=1e-14, disp=0, cov_type="cluster", cov_kwds={"groups": code}
     )
     labels = [groups] if groups == "class" else []
-    fit = model("Multinomial", labels=labels).fit(cov_type="cluster", cov_kwds={"groups": groups})
+    kwds = {"groups": groups, "correction": "CR1"}
+    fit = model("Multinomial", labels=labels).fit(cov_type="cluster", cov_kwds=kwds)
     plain = sm.MNLogit(CODES, X).fit(method="newton", tol=1e-14, disp=0, cov_type="HC0")
     assert_allclose(model("Multinomial").fit(cov_type="HC0").bse, plain.bse.to_numpy().ravel("F"), rtol=1e-8)
     # statsmodels counts the columns of one category in its correction.

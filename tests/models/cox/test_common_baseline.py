@@ -38,7 +38,11 @@ CASES = {
         {"cov_type": "robust"},
     ),
     "strata": ("Surv(months, died) ~ age + C(arm) + strata(ward)", {}, {}),
-    "cluster": ("Surv(months, died) ~ age + C(arm) + cluster(family)", {}, {}),
+    "cluster": (
+        "Surv(months, died) ~ age + C(arm) + cluster(family)",
+        {},
+        {"cov_kwds": {"correction": "CR0"}},
+    ),
     "site": ("Surv(months, died) ~ age + C(hospital)", {}, {}),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:Sites released as many equations")

@@ -39,7 +39,11 @@ CASES = {
         {"cov_type": "robust"},
     ),
     "strata": ("Surv(quarters, died) ~ age + C(arm) + strata(ward)", {}, {}),
-    "cluster": ("Surv(quarters, died) ~ age + C(arm) + cluster(family)", {}, {}),
+    "cluster": (
+        "Surv(quarters, died) ~ age + C(arm) + cluster(family)",
+        {},
+        {"cov_kwds": {"correction": "CR0"}},
+    ),
 }
 
 

@@ -96,7 +96,7 @@ def test_weights_offset_and_missing_values(structure, masked):
     partition = fs.ClientPartition.from_frame(table, by="hospital")
     with pytest.warns(fs.errors.DataWarning, match="left out"):
         model = model_of("falls", structure, partition=partition, weights="weight", offset="shift")
-    fit = model.fit(masked=masked)
+    fit = model.fit(cov_type="robust", masked=masked)
     assert_same(fit, expected)
     assert fit.diagnostics()["kind"].isin(["left_out"]).any()
     with pytest.raises(ModelError, match="no meaning with weights"):
@@ -104,7 +104,7 @@ def test_weights_offset_and_missing_values(structure, masked):
 
 
 def test_weights_of_visits_need_independence():
-    fit = model_of("ill", "independence", weights="visit_weight").fit()
+    fit = model_of("ill", "independence", weights="visit_weight").fit(cov_type="robust")
     assert_same(fit, pooled("ill", "independence", weights=VISITS["visit_weight"]))
     with pytest.raises(DesignError, match="weights differ between rows of one 'patient'"):
         model_of("ill", weights="visit_weight").fit()
@@ -113,14 +113,16 @@ def test_weights_of_visits_need_independence():
 def test_an_exposure_is_an_offset():
     table = VISITS.assign(months=np.exp(VISITS["shift"]))
     partition = fs.ClientPartition.from_frame(table, by="hospital")
-    fit = model_of("falls", partition=partition, exposure="months").fit(local=False)
+    model = model_of("falls", partition=partition, exposure="months")
+    fit = model.fit(cov_type="robust", local=False)
     assert_same(fit, pooled("falls", offset=VISITS["shift"]))
 
 
 @pytest.mark.parametrize("response", FAMILIES)
 def test_geepack(response):
     for structure in STRUCTURES:
-        fit, expected = model_of(response, structure).fit(local=False), R[response][structure]
+        fit = model_of(response, structure).fit(cov_type="robust", local=False)
+        expected = R[response][structure]
         # The moment estimators of the correlation differ in degrees of freedom, and for AR(1) altogether.
         close = {"independence": 1e-7, "exchangeable": 5e-3, "ar1": 1.0}[structure]
         order = ["Intercept", "dose", "arm[T.old]", "visit"]
@@ -128,7 +130,8 @@ def test_geepack(response):
         assert_allclose(fit.bse[order], expected["se"], rtol=min(close, 0.05))
         if structure == "exchangeable":
             assert_allclose(fit.dep_params, expected["alpha"], rtol=0.03)
-    found, y = model_of(response, "independence").fit(local=False), VISITS[response]
+    found = model_of(response, "independence").fit(cov_type="robust", local=False)
+    y = VISITS[response]
     # geepack's quasi-likelihood lacks the terms of the response alone, and scales its penalty.
     rest = 2.0 * np.sum(y * np.log(np.maximum(y, 1)) - y) if response == "falls" else 0.0
     expected = R[response]["independence"]
@@ -141,7 +144,8 @@ def test_geepack(response):
 
 
 def test_weights_in_geepack():
-    fit = model_of("falls", "independence", "dose + arm", weights="weight", offset="shift").fit(local=False)
+    model = model_of("falls", "independence", "dose + arm", weights="weight", offset="shift")
+    fit = model.fit(cov_type="robust", local=False)
     order = ["Intercept", "dose", "arm[T.old]"]
     assert_allclose(fit.params[order], R["weighted"]["coef"], rtol=1e-7)
     assert_allclose(fit.bse[order], R["weighted"]["se"], rtol=1e-7)
@@ -192,16 +196,16 @@ def test_small_sample_corrections():
     fits = {name: model.fit(cov_type=name) for name in ("robust", "kauermann_carroll", "bias_reduced")}
     errors = [fit.bse["dose"] for fit in fits.values()]
     assert errors == sorted(errors) and errors[0] < errors[2]
-    assert [fit.df_inference for fit in fits.values()] == [None, 27.0, 27.0]
-    assert model.fit(use_t=True).df_inference == 27.0
+    default = fits["kauermann_carroll"]
+    assert_allclose(default.bse, model.fit().bse)
+    assert fits["robust"].df_inference is None and fits["bias_reduced"].df_inference == 27.0
+    assert 10.0 < default.df_inference == default.df.min() < 29.0
+    assert model.fit(cov_type="robust", use_t=True).df_inference == 27.0
     assert model.fit(cov_type="bias_reduced", use_t=False).df_inference is None
-    kinds = model_of("score", "independence", "dose", partition).fit(local=False).diagnostics()["kind"]
-    assert "few_clusters" not in kinds.tolist()  # there are thirty
-    fewer = fs.ClientPartition.from_frame(few[few["patient"] < 29], by="hospital")
-    robust = model_of("score", "independence", "dose", fewer).fit(local=False)
-    assert robust.diagnostics().set_index("kind").loc["few_clusters", "severity"] == "warning"
-    corrected = model_of("score", "independence", "dose", fewer).fit(local=False, cov_type="bias_reduced")
-    assert "few_clusters" not in corrected.diagnostics()["kind"].tolist()
+    alarm = fits["robust"].diagnostics().set_index("kind").loc["few_clusters"]
+    assert alarm["severity"] == "critical" and "cov_type='kauermann_carroll'" in alarm["note"]
+    for corrected in (default, fits["bias_reduced"]):
+        assert "few_clusters" not in corrected.diagnostics()["kind"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,8 @@ def test_score_and_wald_tests_are_those_of_statsmodels(response, structure):
     found = fit.score_test("arm + visit")
     assert_allclose(found.statistic, expected["statistic"], rtol=1e-6)
     assert found.df == 2
-    whole, reference = model_of(response, structure).fit(local=False), pooled(response, structure)
+    whole = model_of(response, structure).fit(cov_type="robust", local=False)
+    reference = pooled(response, structure)
     hypothesis = "dose = 0, visit = 0"
     ours, theirs = whole.wald_test(hypothesis), reference.wald_test(hypothesis, scalar=True)
     assert_allclose(ours.statistic, theirs.statistic, rtol=1e-7)
@@ -232,7 +237,7 @@ def test_score_and_wald_tests_are_those_of_statsmodels(response, structure):
 
 @pytest.mark.parametrize("response", ["ill", "falls"])
 def test_margins_are_those_of_statsmodels(response):
-    fit, expected = model_of(response).fit(local=False), pooled(response)
+    fit, expected = model_of(response).fit(cov_type="robust", local=False), pooled(response)
     for at in ("overall", "mean"):
         ours, theirs = fit.get_margeff(at=at), expected.get_margeff(at=at)
         order = list(expected.model.exog_names[1:])
@@ -241,7 +246,7 @@ def test_margins_are_those_of_statsmodels(response):
 
 
 def test_predictions():
-    fit, expected = model_of("ill").fit(local=False), pooled("ill")
+    fit, expected = model_of("ill").fit(cov_type="robust", local=False), pooled("ill")
     new = VISITS.head(5)
     assert_allclose(fit.predict(new), expected.predict(new), rtol=1e-8)
     ours = fit.get_prediction(new).summary_frame()

@@ -13,7 +13,7 @@ from fedstat.errors import ModelError, NotAvailableError
 
 F, L = sm.families, sm.families.links
 FRAME = table(seed=2)
-CLUSTERS = {"cov_type": "cluster", "cov_kwds": {"groups": "site"}}
+CLUSTERS = {"cov_type": "cluster", "cov_kwds": {"groups": "site", "correction": "CR1"}}
 
 
 def fit(formula="gauss ~ x + z + C(g)", family=None, frame=FRAME, roles=None, **how):
@@ -95,16 +95,21 @@ def test_normal_where_the_dispersion_is_known_or_it_is_requested(formula, family
 
 
 def test_few_clusters_are_reported_wherever_they_lie():
-    """Eight clusters over two sites: normal intervals cover .86 (1.96 standard errors), t on 7 .93."""
+    """Eight clusters over two sites: normal intervals cover .86 (1.96 standard errors)."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"group": np.repeat(np.arange(8), 50), "x": rng.normal(size=400)})
     frame["y"] = frame["x"] + rng.normal(size=8)[frame["group"]] + rng.normal(size=400)
     two = fs.ClientPartition.from_frame(frame.assign(site=frame["group"] % 2), by="site")
     model = fs.FederatedGLM.from_formula("y ~ x", two, family=F.Gaussian(), labels=["group"])
-    result = model.fit(cov_type="cluster", cov_kwds={"groups": "group"})
-    text = " ".join(str(result.summary()).split())
-    assert "There are 8: with this few they are usually too small, and t on 7 df helps only in part" in text
+    kwds = {"groups": "group", "correction": "CR1"}
+    text = " ".join(str(model.fit(cov_type="cluster", cov_kwds=kwds).summary()).split())
+    assert text.startswith("*** FEW CLUSTERS: 'x' rests on ") and "of 8 by 'group'" in text
+    assert (
+        'These standard errors are too small: use cov_kwds={"groups": "group", "correction": "CR2"}.' in text
+    )
     assert "t on 7 df" in text
+    result = model.fit(cov_type="cluster", cov_kwds=kwds | {"correction": "CR2"})
+    assert "FEW CLUSTERS" not in str(result.summary()) and 5.0 < result.df_inference < 7.0
 
 
 # -- nested fits ---------------------------------------------------------------------------------

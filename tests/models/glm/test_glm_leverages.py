@@ -94,7 +94,7 @@ def answer(inverse):
         yield session.opening() + session.request_all("start", {}, model.distribution.to_json())
         yield session.request_all("sum_scores", units | {"beta": beta, "observed": np.array(False)})
         known = {"dispersion": np.ones(2), "null": np.array(0.0), "apart": np.array(False)}
-        known |= {"meat": np.array(False), "between": np.array(False)}
+        known |= {"meat": np.array(False)}
         yield session.request_all("judge", units | known | {"beta": beta})
         request = {"inverse": inverse, "power": np.array(2), "beta": beta}
         replies = yield session.request_all("sum_leveraged", units | request)

@@ -286,7 +286,7 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     assert not found["spread"]
     for name in ("score", "information", "totals", "observed"):
         assert not found[name].any()
-    judge = {name: np.array(True) for name in ("meat", "between", "apart")}
+    judge = {name: np.array(True) for name in ("meat", "apart")}
     entries = len(site.ledger.entries)
     with pytest.raises(
         PolicyError, match=r"A: its policy \(minimum count\) requires at least 5 rows behind sums"

@@ -180,7 +180,7 @@ def weight_of_rows(case):
 def test_clusters_by_site_within_sites_and_across_sites(case, groups):
     """Wards lie within sites, regions across: their scores are added over sites first."""
     codes = pd.factorize(FRAME[groups])[0]
-    ours = federated(case, cov_type="cluster", cov_kwds={"groups": groups})
+    ours = federated(case, cov_type="cluster", cov_kwds={"groups": groups, "correction": "CR1"})
     theirs = reference(case, cov_type="cluster", cov_kwds={"groups": codes})
     (n, rows), p = (weight_of_rows(case), len(FRAME)), len(theirs.params)
     factor = (n - 1) / (n - p) * (rows - p) / (rows - 1)

@@ -358,18 +358,11 @@ def test_a_column_far_from_zero_does_not_hinder_the_summary():
 
 def test_clusters_are_named_and_few_of_them_noted():
     wards, sites = fit(**WARD), fit(**SITES)
-    assert lines(wards)["Covariance Type"] == "cluster (ward)"
+    assert lines(wards)["Covariance Type"] == "cluster (ward, CR2)"
     assert "Standard errors are for clusters by 'ward'." in notes(wards)
-    assert "too small" not in notes(wards)
-    assert "clusters by 'site'. There are 4: with this few they are usually too small" in notes(sites)
-
-
-@pytest.mark.parametrize(("clusters", "few"), [(29, True), (30, False)])
-def test_fewer_than_thirty_clusters_are_few(clusters, few):
-    many = FRAME.assign(site=(np.arange(len(FRAME)) % clusters).astype(str))
-    text = notes(fit("gauss ~ x", F.Gaussian(), many, **SITES))
-    assert (f"There are {clusters}: with this few they are usually too small" in text) == few
-    assert ("too small" in text) == few
+    assert "FEW CLUSTERS" not in str(wards.summary())
+    top = " ".join(str(sites.summary()).split("Federated")[0].split())
+    assert top.startswith("*** FEW CLUSTERS: ") and "effective clusters of 4 by 'site'" in top
 
 
 def test_the_test_of_heterogeneity_is_no_verdict_on_dependent_rows():

@@ -216,8 +216,8 @@ def test_every_row_a_cluster_is_the_sandwich():
 @pytest.mark.parametrize(
     ("cov_type", "kwds", "expected"),
     [
-        ("survey", {}, r"labels=\['ward'\].*cov_type='survey', cov_kwds=\{'clusters': 'ward'\}"),
-        ("cluster", {}, r"labels=\['ward'\].*cov_type='cluster', cov_kwds=\{'groups': 'ward'\}"),
+        ("survey", {}, r"needs the column .*cov_type='survey', cov_kwds=\{'clusters': 'ward'\}"),
+        ("cluster", {}, r"needs the column .*cov_type='cluster', cov_kwds=\{'groups': 'ward'\}"),
         (
             "survey",
             {"groups": "psu"},
@@ -227,14 +227,9 @@ def test_every_row_a_cluster_is_the_sandwich():
         (
             "survey",
             {"clusters": "region"},
-            r"'region' is not among the model's labels; name it in both places: from_formula",
+            r"clusters='region' is no column of every site's table",
         ),
-        (
-            "survey",
-            {"clusters": "psu", "strata": "w"},
-            r"'w' is not among the model's labels; .*labels=\['w'\]",
-        ),
-        ("survey", {"clusters": "by_row"}, r"'by_row' is not among the model's labels"),
+        ("survey", {"clusters": "psu", "strata": "by_row"}, r"strata='by_row' is no column"),
         ("clustered", {}, "cov_type"),
     ],
 )

@@ -29,9 +29,9 @@ CASES = {
     "clusters, normal tests": (
         RIGHT,
         {},
-        {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}, "use_t": False},
+        {"cov_type": "cluster", "cov_kwds": {"groups": "ward", "correction": "CR1"}, "use_t": False},
     ),
-    "clusters": (RIGHT, {}, {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}}),
+    "clusters": (RIGHT, {}, {"cov_type": "cluster", "cov_kwds": {"groups": "ward", "correction": "CR1"}}),
 }
 NUMBERS = (
     *(
@@ -148,5 +148,8 @@ def test_what_least_squares_has_not_is_refused():
 
 
 def test_no_more_clusters_than_coefficients_have_no_f_statistic():
-    ours = federated(RIGHT, {}, {"cov_type": "cluster", "cov_kwds": {"groups": "site"}})
-    assert np.isnan(ours.fvalue) and ours.df_inference == 3 and ours.use_t
+    for correction, df in (("CR1", 3.0), ("CR2", None)):
+        kwds = {"groups": "site", "correction": correction}
+        ours = federated(RIGHT, {}, {"cov_type": "cluster", "cov_kwds": kwds})
+        assert np.isnan(ours.fvalue) and np.isnan(ours.f_pvalue) and ours.use_t
+        assert ours.df_inference == (df or ours.df.min())
