@@ -123,5 +123,5 @@ def test_few_clusters_name_the_bootstrap_only_where_it_runs():
     unmasked = model.fit(masked=False, **by_site)
     assert any("wild_cluster_bootstrap()" in note for note in unmasked.notes)
     assert 0.0 <= unmasked.wild_cluster_bootstrap("x = 0", reps=99, seed=1).pvalue <= 1.0
-    with pytest.raises(NotAvailableError, match="fit with local=True. Or fit with masked=False"):
+    with pytest.raises(NotAvailableError, match=r"fit with local=True\. Or fit with masked=False"):
         model.fit(local=False, **by_site).wild_cluster_bootstrap("x = 0")

@@ -13,7 +13,7 @@ def power_of(matrix, power):
 
 
 def covariance(blocks, inverse):
-    """Covariance and effective clusters from each cluster's columns (m, p) and residuals (m,), standardized."""
+    """Covariance and effective clusters from each cluster's standardized columns (m, p) and residuals."""
     meat, shares = np.zeros_like(inverse), []
     for D, r in blocks:
         score = D.T @ power_of(np.eye(len(r)) - D @ inverse @ D.T, -0.5) @ r

@@ -1,4 +1,4 @@
-"""Covariances for clusters in all families: CR2 of the pooled rows, degrees of freedom, alarms and remedies."""
+"""Covariances for clusters in all families: CR2 of the pooled rows, degrees of freedom, alarms, remedies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
 from scipy import stats
-from statsmodels.genmod import families as F
 
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
 from fedstat.models.horizontal.clusters import FEW, FEW_UNCORRECTED, Clustering, own_inverse
 
+F = sm.families
 OPEN = fs.Policy(min_count=1, min_level_count=1, min_events=1, max_parameters=1e9)
 CR1 = {"groups": "cluster", "correction": "CR1"}
 
@@ -239,7 +239,7 @@ def test_the_effective_number_decides_on_the_alarm(correction, few):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_remedy_that_an_alarm_names_runs(name):
-    """An uncorrected covariance of fourteen clusters is announced at the top; the argument it names corrects."""
+    """An uncorrected covariance of fourteen clusters is announced at the top, and the remedy corrects."""
     fit = model_of(name).fit(**UNCORRECTED[name])
     note = fit.diagnostics().set_index("kind").loc["few_clusters"]
     assert note["severity"] == "critical" and str(fit.summary()).startswith("*** ")
