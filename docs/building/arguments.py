@@ -86,7 +86,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "exchange": "What the sites exchange during the fit.",
         "iteration": 'Options of `exchange="iterative"`, with its own `masked`, `tol` and `learning_rate`.',
         "cov_type": "Kind of standard errors.",
-        "cov_kwds": "Columns of clusters and strata for `cov_type`.",
+        "cov_kwds": "Columns of clusters and strata for `cov_type`, and the correction of clustered errors.",
         "baseline": "Whether sites have baseline hazards of their own, or one.",
         "grid": "Width of intervals of time, or their ends.",
         "until": "Last time of a grid of equal widths.",
