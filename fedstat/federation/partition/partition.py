@@ -13,7 +13,7 @@ import pandas as pd
 from narwhals.typing import IntoDataFrame
 
 from fedstat.docstrings import inherits_params
-from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.errors import NotAvailableError, PartitionError, SpellingWarning, warn
 from fedstat.federation.design.block import Partial
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
@@ -489,7 +489,7 @@ class ClientPartition(PartitionViews):
     def from_frames(
         cls,
         frames: Mapping[str, IntoTable],
-        on: str | Sequence[str] | None = None,
+        on: str | Sequence[str] | Mapping[str, str] | None = None,
         *,
         layout: Layout = "vertical",
         align: Literal["clear", "private"] = "clear",
@@ -513,8 +513,9 @@ class ClientPartition(PartitionViews):
         frames : mapping of str to pandas, polars or pyarrow table
             One per site. Vertical: no column but the key may be at two. Horizontal: also what
             :func:`fedstat.federation.tables.sources.open_source` gives: Parquet and queries are streamed.
-        on : str or sequence of str, optional
-            Key columns, the same in every table. Vertical: required; integers of any width match each other.
+        on : str, sequence of str, or mapping of str to str, optional
+            Key columns, the same in every table, or the name of the key at each site, as in
+            ``{"Bank": "pid", "Shop": "id"}``. Vertical: required; integers of any width match each other.
             Horizontal: no model sees them, and no two rows of a site in memory have the same.
         layout : {"vertical", "horizontal"}
             Different columns or rows.
@@ -561,11 +562,16 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         check.raise_problems(check.layout_problems(layout, on, site_column))
         check.raise_problems(check.align_problems(align, layout))
+        if isinstance(on, Mapping):
+            frames, on = check.one_key_name(named_tables(frames, ()), on)
         key = check.key_names(on)
         if layout == "vertical":
             site_column = ""
             tables = split_curve_columns(named_tables(frames, key), same_everywhere(curves or {}))
             check.raise_problems(check.linkage_problems(tables, key, new_data=new_data))
+            if align == "clear":
+                for line in check.similar_keys(tables, key):
+                    warn(line, SpellingWarning)
             numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = link_tables(tables, key, numbered)
         else:

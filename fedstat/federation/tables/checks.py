@@ -7,6 +7,7 @@ problems. Lines name sites, columns and counts, never a value.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,9 +32,18 @@ KEY_KINDS = {
     "boolean": "true/false",
     "datetime64": "dates",
     "datetime": "dates",
-    "date": "dates",
+    "date": "dates without a time of day",
 }
-KEY_CASTS = {"whole numbers": 'astype("int64")', "text": "astype(str)", "dates": "pd.to_datetime"}
+ZONED = "times with a time zone"
+KEY_CASTS = {
+    "whole numbers": 'astype("int64")',
+    "text": "astype(str)",
+    "dates": "pd.to_datetime",
+    "dates without a time of day": "pd.to_datetime",
+    ZONED: '.dt.tz_convert("UTC").dt.tz_localize(None)',
+}
+UNFIT_CASTS = {"bytes": '.str.decode("utf-8")'}
+"""How a key of a type that is no key becomes text; others by ``astype(str)``."""
 
 
 def raise_problems(problems: Iterable[str]) -> None:
@@ -53,6 +63,31 @@ def non_key_columns(frame: pd.DataFrame, key: Iterable[str]) -> list[str]:
     """Columns of a table that are not of its key."""
     key = set(key)
     return [name for name in frame.columns if name not in key]
+
+
+def one_key_name(
+    frames: Mapping[str, pd.DataFrame], on: Mapping[str, str]
+) -> tuple[dict[str, pd.DataFrame], str]:
+    """Give the key, which has another name at each site, the name at the first site.
+
+    Raises PartitionError if `on` does not name one column of every site, or another column has this name.
+    """
+    if set(on) != set(frames) or not all(isinstance(name, str) for name in on.values()):
+        raise PartitionError(
+            "`on` must have one name of a column for every site, such as "
+            f"{{{', '.join(f'{site!r}: ...' for site in frames)}}}."
+        )
+    common, tables = on[next(iter(frames))], {}
+    for site, frame in frames.items():
+        if on[site] not in frame.columns:
+            there = _listed(frame.columns)
+            raise PartitionError(f"site {site!r} has no key column {on[site]!r}. It has {there}.")
+        if on[site] != common and common in frame.columns:
+            raise PartitionError(
+                f"site {site!r}: column {common!r} has the name of the key at another site. Rename it."
+            )
+        tables[site] = frame.rename(columns={on[site]: common})
+    return tables, common
 
 
 def key_names(on: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -273,8 +308,16 @@ def unfit_key_problems(where: str, frame: pd.DataFrame, key: Sequence[str]) -> I
 def key_kind(column: pd.Series[Any]) -> str | None:
     """Say what a key is made of; None where there is nothing to judge by."""
     values = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        return ZONED
     inferred = pd.api.types.infer_dtype(values, skipna=True)
-    return None if inferred == "empty" else KEY_KINDS.get(inferred, "values of several types")
+    if inferred == "empty":
+        return None
+    if inferred not in KEY_KINDS and values.dtype == object:
+        types = {type(value).__name__ for value in values if not pd.isna(value)}
+        if len(types) == 1:
+            return f"values of type {types.pop()}"
+    return KEY_KINDS.get(inferred, "values of several types")
 
 
 def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator[str]:
@@ -282,7 +325,13 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
     for client, kind in kinds.items():
         if kind == "values of several types":
             yield f"{_where(client)}, key column {name!r}: it mixes several types. Convert it to one of them."
-    single = {c: kind for c, kind in kinds.items() if kind != "values of several types"}
+        elif kind not in (*KEY_KINDS.values(), ZONED):
+            cast = UNFIT_CASTS.get(kind.rpartition(" ")[2], "astype(str)")
+            yield (
+                f"{_where(client)}, key column {name!r}: it holds {kind}, which are no keys. Convert it, for "
+                f"instance frame[{name!r}] with {cast}, at all sites alike."
+            )
+    single = {c: kind for c, kind in kinds.items() if kind in (*KEY_KINDS.values(), ZONED)}
     if len(set(single.values())) < 2:
         return
     # sites that differ from the majority must convert, wherever they occur in the list
@@ -290,13 +339,67 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
     for client, kind in single.items():
         if kind != usual:
             first = next(c for c in single if single[c] == usual)
+            both = {kind: columns[client], usual: columns[first]}
             yield (
                 f"site {client!r}, key column {name!r}: the key holds {kind}, while at site "
-                f"{first!r} it holds {usual}. Convert one of them{_cast_hint(name, usual)}."
+                f"{first!r} it holds {usual}. Convert one of them{_cast_hint(name, usual, both)}."
             )
 
 
-def _cast_hint(name: str, kind: str) -> str:
+SPELLINGS = {
+    "blanks": lambda text: text.strip(),
+    "case": lambda text: text.casefold(),
+    "accents in another encoding": lambda text: unicodedata.normalize("NFC", text),
+    "leading zeros": lambda text: text.lstrip("0") or "0",
+}
+
+
+def in_one_spelling(text: str, without: str = "") -> str:
+    """Write a key without the differences of `SPELLINGS`, but for one of them."""
+    for what, spell in SPELLINGS.items():
+        text = text if what == without else spell(text)
+    return text
+
+
+def similar_keys(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Iterator[str]:
+    """Count keys of a site that no other site has, and that an earlier site writes differently."""
+    if len(key) != 1 or len(frames) < 2:
+        return
+    (name,) = key
+    columns = {site: frame[name].dropna() for site, frame in frames.items()}
+    if any(key_kind(column) not in ("text", None) for column in columns.values()):
+        return
+    owners = Counter(value for column in columns.values() for value in set(column))
+    earlier: dict[str, str] = {}
+    for site, column in columns.items():
+        alone = [value for value in column if owners[value] == 1]
+        pairs = [(value, earlier[one]) for value in alone if (one := in_one_spelling(value)) in earlier]
+        earlier |= {in_one_spelling(value): value for value in alone}
+        if not pairs:
+            continue
+        why = [
+            what
+            for what in SPELLINGS
+            if any(in_one_spelling(mine, what) != in_one_spelling(other, what) for mine, other in pairs)
+        ]
+        yield (
+            f"site {site!r}, key column {name!r}: {len(pairs):,} of {len(column):,} keys match no other "
+            f"site, but would without differences in {' or '.join(why)}. Write the keys alike at all sites"
+        )
+
+
+def _cast_hint(name: str, kind: str, columns: Mapping[str, pd.Series[Any]]) -> str:
+    if ZONED in columns:
+        return f", for instance the times with a time zone: frame[{name!r}]{KEY_CASTS[ZONED]}"
+    if set(columns) == {"dates", "dates without a time of day"}:
+        return f", for instance the latter: frame[{name!r}] with pd.to_datetime"
+    if set(columns) == {"text", "whole numbers"}:
+        texts = {str(value) for value in columns["text"].dropna()}
+        numbers = {int(value) for value in columns["whole numbers"].dropna()}
+        read = {int(text) for text in texts if text.strip().isdecimal()}
+        if len(read & numbers) > len(texts & {str(value) for value in numbers}):
+            # Leading zeros: as text, none of these keys would match.
+            return f", for instance the text: frame[{name!r}] with pd.to_numeric, as it has leading zeros"
     return f", for instance frame[{name!r}] with {KEY_CASTS[kind]}" if kind in KEY_CASTS else ""
 
 
