@@ -117,6 +117,8 @@ def check_positions(model: type, beyond: int, call: str) -> None:
 
 def _remedy(model: type, name: str, known: Sequence[str]) -> str:
     """Return the argument that is probably meant, or the call that has it."""
+    if name in (hints := getattr(model, "_hints", {})):
+        return f"; {hints[name]}"
     names = (name, *OTHER_NAMES.get(name, ()))
     wanted = [one for one in names if one in known] or get_close_matches(name, known, 1, cutoff=0.75)
     if wanted:

@@ -67,6 +67,22 @@ def satterthwaite(fit: MixedFit, sums: NormalSums) -> CoefficientCovariance:
     return CoefficientCovariance(cov, np.concatenate([slopes, inverse.values[:1]]), W, sums.units)
 
 
+def satterthwaite_of_weights(sums: NormalSums) -> CoefficientCovariance:
+    """Return degrees of freedom of a generalized model by Satterthwaite's method.
+
+    They are those of the linear model with the weights of the fit, whose residual variance is one: where all
+    groups are alike, K - p for columns that are constant in K groups, if there are p of these.
+    """
+    inverse, logdet, _, _ = sums.parts()
+    _, _, hessian = Jet(sums.logdet + logdet).scalar()
+    # -tr(P V_a P V_b) are the second derivatives of the restricted log-determinant.
+    values, vectors = np.linalg.eigh(-hessian / 2.0)
+    kept = values > FLAT * max(float(values[-1]), 1e-300)
+    W = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+    K = len(hessian)
+    return CoefficientCovariance(inverse.values[0], inverse.values[1 : 1 + K], W, sums.units)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KenwardRoger:
     """The adjusted covariance of the coefficients, and degrees of freedom of contrasts.

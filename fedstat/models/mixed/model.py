@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
@@ -13,7 +13,7 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
@@ -83,6 +83,11 @@ class FederatedMixed(HorizontalModel):
     _goes_on = True
     _random = True
     _plan = MixedPlan
+    _hints: ClassVar = dict.fromkeys(
+        ("groups", "group", "random", "re_formula", "vc_formula"),
+        "write random effects in the formula, as in 'y ~ x + (1 | patient)'",
+    )
+    """Arguments of other packages that the formula replaces."""
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class FederatedMixed(HorizontalModel):
         nagq: int | None = None,
         family: Any = None,
         offset: str | None = None,
+        exposure: str | None = None,
         var_weights: str | None = None,
         labels: Sequence[str] = (),
         complete: Sequence[str] = (),
@@ -109,6 +115,7 @@ class FederatedMixed(HorizontalModel):
             partition,
             family=family,
             offset=offset,
+            exposure=exposure,
             var_weights=var_weights,
             labels=(*self._groups, *labels),
             complete=complete,
@@ -132,9 +139,10 @@ class FederatedMixed(HorizontalModel):
         formula : str
             As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept
             of each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it
-            ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect
-            varies around that of a fixed term, which the formula must have. Groups of several terms are
-            nested, and the response is then normal: for others nested effects have no closed form.
+            ``(1 + month || patient)``. Terms are coded as in R, by themselves: ``(0 + arm | group)`` has an
+            effect of each arm. The group is a column, also that of the sites, or a combination ``a:b``;
+            ``(1 | a/b)`` is ``(1 | a) + (1 | a:b)``. Groups of several terms are nested, and the response is
+            then normal: for others nested effects have no closed form.
         partition : ClientPartition
             In the horizontal layout.
         reml : bool, optional
@@ -146,8 +154,8 @@ class FederatedMixed(HorizontalModel):
             Gaussian, Binomial or Poisson with the canonical link; NegativeBinomial or Gamma with the log
             link. Alpha of the negative binomial is estimated, from that of the family on, and so is the scale
             of the gamma; errors of the coefficients account for this.
-        offset : str, optional
-            A column.
+        offset, exposure : str, optional
+            Columns; the logarithm of the exposure is an offset.
         var_weights : str, optional
             A column, for normal responses: residual variances are the variance over the weight.
         labels, complete : sequence of str, optional
@@ -209,6 +217,7 @@ class FederatedMixed(HorizontalModel):
     def fit(
         self,
         *,
+        cov_type: Literal["model", "robust"] = "model",
         maxiter: int = 100,
         tol: float = 1e-7,
         masked: bool | None = None,
@@ -218,6 +227,11 @@ class FederatedMixed(HorizontalModel):
 
         Parameters
         ----------
+        cov_type : {"model", "robust"}
+            Errors of the coefficients: those of the model, or from products of the scores of the outermost
+            groups, which hold if a random slope is left out or variances differ. Scores are corrected for
+            their leverage (Bell and McCaffrey 2002), and tests are Student's t with the effective number of
+            groups.
         maxiter : int
             Most steps of Newton's method.
         tol : float
@@ -246,15 +260,20 @@ class FederatedMixed(HorizontalModel):
         ConvergenceWarning
             The iteration did not converge.
         """
+        check_choice("cov_type", cov_type, ("model", "robust"))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
-        return run_fit(self, Call.of(self.fit, locals()), FederatedMixed._estimate, maxiter, tol, masked)
+        return run_fit(
+            self, Call.of(self.fit, locals()), FederatedMixed._estimate, cov_type, maxiter, tol, masked
+        )
 
-    def _estimate(self, attempt: FitAttempt, maxiter: int, tol: float, masked: object) -> MixedResults:
+    def _estimate(
+        self, attempt: FitAttempt, cov_type: str, maxiter: int, tol: float, masked: object
+    ) -> MixedResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
         newton = MixedNewton(session, self.formula.random, self.distribution, self.nagq, maxiter, tol)
         protocol = newton.normal(self.reml) if self.distribution.least_squares else newton.other()
         fit = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             warn(f"{self.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
-        return MixedResults._of(self, fit, attempt.ledger)
+        return MixedResults._of(self, fit, attempt.ledger, cov_type)

@@ -293,6 +293,26 @@ class MarginalSums:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupSums:
+    """Sums over the outermost groups at the estimate, of standardized columns.
+
+    `tests` (4, p) and `meat` (p, p) are described at :func:`fedstat.models.mixed.steps.group_tests`;
+    `inverse` (p, p) is the inverse of the information; `dispersion` (2,) is the excess of squared residuals
+    of counts and its variance, which is zero for other responses.
+    """
+
+    tests: Annotated[Floats, "4 p"]
+    meat: Matrix
+    inverse: Matrix
+    dispersion: Annotated[Floats, "2"]
+
+    @property
+    def robust(self) -> Floats:
+        """Covariance of the coefficients of standardized columns from products of groups' scores, (p, p)."""
+        return np.asarray(self.inverse @ self.meat @ self.inverse)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MixedFit:
     """The maximum, in the units of the data, and the sums at it.
 
@@ -302,7 +322,8 @@ class MixedFit:
     covariance of the coefficients; for responses that are not normal `joint` is that of coefficients and
     `theta`, unless variances are at the end of their range. `dispersion` is the negative binomial's alpha or
     the gamma's scale with its standard error, if the response has one; `cov` and `joint` account for its
-    estimation.
+    estimation. `working` are the sums of a linear model with the weights of the fit, from which degrees of
+    freedom follow.
     """
 
     params: Vector
@@ -325,6 +346,8 @@ class MixedFit:
     converged: bool
     masked: bool
     dispersion: Annotated[Floats, "2"] | None = None
+    working: NormalSums | None = None
+    by_group: GroupSums | None = None
 
     @property
     def log_dispersion(self) -> Floats:
@@ -335,6 +358,12 @@ class MixedFit:
     def reml(self) -> bool:
         """Whether the likelihood is the restricted one."""
         return self.sums is not None and self.sums.reml
+
+    @property
+    def robust(self) -> Floats:
+        """Covariance of the coefficients from products of groups' scores, (p, p)."""
+        assert self.by_group is not None
+        return np.asarray(self.null.units @ self.by_group.robust @ self.null.units.T)
 
     def matrices(self) -> list[Floats]:
         """Return the covariance matrices of the random effects of each term."""
@@ -392,12 +421,18 @@ class MixedNewton:
         self.center = np.zeros(len(self.design.names))
         if self.design.intercept:
             self.center[0] = self.mean
+        n = float(self.design.n.sum())
+        binary = self.distribution.name == "Binomial" and self.weight == n
         for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
-            if count <= q or (count >= self.design.n.sum() and self.spreads):
+            if count >= n and (self.spreads or binary):
                 raise EstimationError(
-                    f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random "
-                    "effects need more groups than effects, and groups with several rows. Use fixed "
-                    "effects, or leave the term out"
+                    f"{term.text}: one row in each group: its variance cannot be estimated. Use groups with "
+                    "several rows, or leave the term out"
+                )
+            if count <= q:
+                raise EstimationError(
+                    f"{term.text}: there are {count:g} groups for {q} random effects, which need more "
+                    "groups. Use fixed effects, or leave the term out"
                 )
 
     def reopen(self, fit: MixedFit) -> FitProtocol[None]:
@@ -477,8 +512,11 @@ class MixedNewton:
         theta = without_rounding(theta)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
+        estimate, self.center = self.center + beta.values[0, :, 0], self.center + beta.values[0, :, 0]
+        at = np.concatenate([np.zeros_like(estimate), theta])
+        by_group = yield from self.compare_groups(at, inverse.values[0])
         return MixedFit(
-            params=sums.units @ (self.center + beta.values[0, :, 0]),
+            params=sums.units @ estimate,
             cov=scale * sums.units @ inverse.values[0] @ sums.units.T,
             scale=scale,
             deviance=sums.deviance()[0],
@@ -497,6 +535,7 @@ class MixedNewton:
             trace=np.array(self.trace),
             converged=converged,
             masked=self.session.masked,
+            by_group=by_group,
         )
 
     # -- other responses -------------------------------------------------------------------------
@@ -571,12 +610,15 @@ class MixedNewton:
             start[0] = float(self.distribution.make().link(min(max(self.mean, LOWEST), highest)))
         at, found, hessian, converged = yield from self.climb(start)
         theta = without_rounding(pack(self.effects.factors(at[p : p + K])))
+        working = yield from self.evaluate(theta * np.sqrt(self.working_weight(at)), True)
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
         # At the end of their range variances are taken as known.
         kept = [*range(p), *range(p + K, len(at))] if flat else [*range(len(at))]
         back = np.eye(len(kept))
         back[:p, :p] = self.translation
-        joint = back @ (2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)])) @ back.T
+        inverse = 2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)])
+        joint = back @ inverse @ back.T
+        by_group = yield from self.compare_groups(at, inverse[:p, :p])
         distribution, dispersion = self.distribution, None
         if dispersed:
             dispersion = np.exp(at[-1]) * np.array([1.0, np.sqrt(joint[-1, -1])])
@@ -603,7 +645,25 @@ class MixedNewton:
             converged=converged,
             masked=self.session.masked,
             dispersion=dispersion,
+            working=working,
+            by_group=by_group,
         )
+
+    def compare_groups(self, at: Floats, inverse: Floats) -> FitProtocol[GroupSums]:
+        """Request sums over the outermost groups at parameters."""
+        arrays = self.point(at) | {"center": self.center, "inverse": (inverse + inverse.T) / 2.0}
+        replies = yield self.session.request_all("sum_groups", arrays)
+        found = {name: add(replies, name) for name in ("tests", "meat", "dispersion")}
+        return GroupSums(inverse=arrays["inverse"], **found)
+
+    def working_weight(self, at: Floats) -> float:
+        """Return the weight of a row in the information at the mean of the response."""
+        if self.distribution.name == "Binomial":
+            return self.mean * (1.0 - self.mean)
+        dispersion = float(np.exp(at[-1])) if has_dispersion(self.distribution) else 0.0
+        if self.distribution.name == "Gamma":
+            return 1.0 / dispersion
+        return self.mean / (1.0 + dispersion * self.mean)
 
 
 def descends(new: float, old: float, slope: float) -> bool:

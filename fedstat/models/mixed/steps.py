@@ -57,6 +57,8 @@ AVERAGED_NODES = 61
 """Nodes of quadrature that does not adapt, for means over the random effects."""
 SLOPES, VALUES = b"slopes", b"values"
 """Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
+LEVERAGE = 1e-8
+"""One less the leverage of a group in a direction that it alone determines."""
 ROUNDING = 1e-6
 """Deviation from one of the sum of indicators of all levels."""
 DIFFERENCE = 1e-4
@@ -205,6 +207,8 @@ class MixedRows:
     scale: Floats
     constant: Floats
     """Of the columns of all effects, term by term."""
+    compared: bytes = b""
+    """Point at which groups were compared."""
     held: dict[str, Any] | None = None
 
     def make_again(self) -> None:
@@ -852,6 +856,158 @@ def sum_effects(
         "second": site.to_own.T @ (rows.X.T @ slopes[:, 1]),
         "third": point.in_factors(third),
     }
+
+
+def products_by_group(site: MixedRows, covariance: Floats, center: Floats) -> Floats:
+    """Return (X, r)'V^-1 (X, r) of each outermost group, (groups, p + 1, p + 1), X the site's own columns."""
+    S, _ = site.products(center)
+    T = unpack_covariances(covariance, site.request.sizes)
+    for level, (outer, groups) in zip(site.levels, site.outer_codes(), strict=True):
+        if level is site.levels[-1]:  # these are not added up
+            outer, groups = np.arange(level.groups), level.groups
+        S, _, _ = integrate(S, np.ascontiguousarray(T[level.term])[None], 0, outer, groups)
+    return S[:, 0]
+
+
+def scores_by_group(point: CommonPoint) -> tuple[Floats, Floats]:
+    """Return the score of each group in the coefficients, (groups, p), and its information (groups, p, p)."""
+    site, at = point.site, point.own()
+    rows, request = site.by_group(), site.request
+    kind, p = KINDS[request.distribution.name, request.distribution.link], site.p
+    x, weights = np.polynomial.hermite_e.hermegauss(request.nodes)
+    scores, information = [], []
+    for first, last in pairwise(rows.begin):
+        own = slice(first, last)
+        begin, modes, means = np.array([0, last - first]), np.zeros((1, len(at.L))), np.zeros(last - first)
+        parts = [np.ascontiguousarray(M[own]) for M in (rows.X, rows.Z, rows.y, rows.w)]
+
+        def score(move: Floats | float, own: Any = own, parts: Any = parts, rest: Any = None) -> Floats:
+            eta = rows.X[own] @ (site.to_own @ (point.values[:p] + move)) + rows.offset[own]
+            return site.to_own.T @ marginal_score(kind, at.shape, *parts, eta, *rest)[1]
+
+        rest = np.ascontiguousarray(at.L), begin, x, weights, modes, means
+        scores.append(score(0.0, rest=rest))
+        ends = [[score(h * move, rest=rest) for h in (-1.0, 1.0)] for move in DIFFERENCE * np.eye(p)]
+        H = np.array([(low - high) / (2.0 * DIFFERENCE) for low, high in ends])
+        information.append((H + H.T) / 2.0)
+    return np.array(scores), np.array(information)
+
+
+def group_tests(score: Floats, information: Floats, inverse: Floats) -> dict[str, Array]:
+    """Compare products of the groups' scores (C, p) with their information (C, p, p), and correct them.
+
+    With M the inverse of the information of all groups, directions are ``l = M e_j``, in which the covariance
+    of a coefficient is a sum of squares: ``tests`` (4, p) are sums over groups of (l'u)^2, of its expectation
+    l'Cl, C = G - G M G, and of the squares of l'Cl and of l'Gl. ``meat`` (p, p) are products of scores that
+    are divided by the root of one less the leverage, ``(I - G M)^(-1/2) u`` (Bell and McCaffrey 2002).
+    """
+    root = np.linalg.cholesky(inverse)  # coordinates in which M is the identity
+    u, G = score @ root, root.T @ information @ root
+    G = (G + G.transpose(0, 2, 1)) / 2.0
+    values, vectors = np.linalg.eigh(G)
+    # A group with all information about a direction has no residual there.
+    power = np.where(values < 1.0 - LEVERAGE, 1.0 / np.sqrt(np.maximum(1.0 - values, LEVERAGE)), 0.0)
+    corrected = np.einsum("cij,cj,ckj,ck->ci", vectors, power, vectors, u)
+    direction = root.T / np.sqrt(np.diag(inverse))  # columns are unit vectors
+    own = np.einsum("ij,cik,kj->cj", direction, G, direction)
+    expected = own - np.einsum("ij,cik,ckm,mj->cj", direction, G, G, direction)
+    squares = (u @ direction) ** 2
+    back = np.linalg.inv(root)
+    tests = np.array([squares.sum(0), expected.sum(0), (expected**2).sum(0), (own**2).sum(0)])
+    return {"tests": tests, "meat": back.T @ (corrected.T @ corrected) @ back}
+
+
+def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:
+    """Return the excess of squared conditional residuals of counts, and its variance, (2,).
+
+    Residuals are those at the modes of the effects; each square is compared with the variance of the
+    distribution times one less the leverage of the row, as in Dean (1992).
+    """
+    site, at = point.site, point.own()
+    rows, kind = site.by_group(), kind_of(site.request.distribution)
+    if kind not in (LOG, LOGIT) or (kind == LOGIT and (rows.w <= 1.0).all()):
+        return np.zeros(2)
+    laplace = replace(site, request=replace(site.request, nodes=1))
+    modes = np.zeros((len(rows.begin) - 1, len(at.L)))
+    means = score_at(laplace, at, modes)[3]
+    weight = rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)[0]
+    X, A = rows.X @ site.to_own, rows.Z @ at.L
+    leverage = np.zeros(len(means))
+    for first, last in pairwise(rows.begin):
+        own = slice(first, last)
+        W = weight[own][:, None]
+        H = np.linalg.inv(np.eye(A.shape[1]) + A[own].T @ (W * A[own]))
+        rest = X[own] - A[own] @ (H @ (A[own].T @ (W * X[own])))
+        leverage[own] = np.einsum("ij,jk,ik->i", A[own], H, A[own])
+        leverage[own] += np.einsum("ij,jk,ik->i", rest, inverse, rest)
+    left = 1.0 - weight * leverage
+    square = (rows.w * (rows.y - means)) ** 2
+    if kind == LOG:
+        return np.array([(square - rows.y + means * (1.0 - left)).sum(), (2.0 * (means * left) ** 2).sum()])
+    several = rows.w > 1.0
+    spread = 2.0 + np.where(several, 1.0 / weight - 6.0 / rows.w, 0.0)
+    return np.array([(square / weight - left)[several].sum(), (spread * left**2)[several].sum()])
+
+
+@step(
+    FAMILY,
+    "start sum_products sum_scores sum_groups",
+    takes={
+        **POINT,
+        "center": CENTER,
+        "inverse": aggregate("inverse of the information of all sites", 2, common=True),
+    },
+    releases={
+        "tests": summed("squared scores of groups, and their expectation", 2, behind=WEIGHTED),
+        "meat": summed("outer products of corrected scores of groups", 2, behind=WEIGHTED),
+        "dispersion": summed("excess of squared residuals of counts, and its variance", behind=WEIGHTED),
+    },
+)
+def sum_groups(
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    factor: Floats,
+    basis: Floats,
+    dispersion: Array,
+    center: Floats,
+    inverse: Floats,
+) -> dict[str, Array]:
+    """Sum products of the scores of the outermost groups, which are independent, at the estimate.
+
+    Releases ``tests`` (4, p) and ``meat`` (p, p), see :func:`group_tests`, and ``dispersion`` (2,), see
+    :func:`dispersion_test`. A session has one `inverse`: sums with many would tell groups apart.
+    """
+    site, p = mixed_rows(state), mixed_rows(state).p
+    check_lengths(data.name, center=(center, p), inverse=(inverse.ravel(), p * p))
+    if inverse.shape != (p, p) or np.linalg.eigvalsh((inverse + inverse.T) / 2.0)[0] <= 0.0:
+        raise MessageError(f"{data.name}: 'inverse' must be positive definite")
+    given = np.concatenate([beta, factor, basis, center, inverse.ravel()]).tobytes()
+    if site.compared not in (b"", given):
+        raise MessageError(f"{data.name}: groups were compared at another point of this session")
+    if site.request.distribution.least_squares:
+        sizes = site.request.sizes
+        check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
+        check_lengths(data.name, basis=(basis, sum(q * q for q in sizes)))
+        L, ends = joint_basis(basis, sizes) @ joint_factor(factor, sizes)[0], np.append(0, np.cumsum(sizes))
+        covariance = pack([L[a:b, a:b] @ L[a:b, a:b].T for a, b in pairwise(ends)])
+        state.report(groups_at(site, covariance), WorkingWeights(lambda: np.ones((1, site.n))))
+        S = products_by_group(site, covariance, center)
+        score = (S[:, :p, p] - S[:, :p, :p] @ (site.to_own @ beta)) @ site.to_own
+        found = group_tests(score, site.to_own.T @ S[:, :p, :p] @ site.to_own, inverse)
+        excess = np.zeros(2)
+    else:
+        point = placed(data, state, beta, factor, basis, dispersion)
+        at, rows = point.own(), site.by_group()
+        means, block = score_at(site, at)[3], GroupedMeans(site, slice(None))
+        state.report(
+            NO_MEANS,
+            WorkingWeights(lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)),
+            FittedMeanSums(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
+        )
+        found, excess = group_tests(*scores_by_group(point), inverse), dispersion_test(point, inverse)
+    site.compared = given
+    return found | {"dispersion": excess}
 
 
 @step(

@@ -506,7 +506,7 @@ def test_crossed_and_useless_groups_are_refused():
     table = VISITS.assign(doctor=np.arange(len(VISITS)) % 7, row=np.arange(len(VISITS)))
     with pytest.raises(DesignError, match=r"groups of 'patient' are in several groups of 'doctor'"):
         model_of("score ~ month + (1 | patient) + (1 | doctor)", table, "hospital").fit()
-    with pytest.raises(EstimationError, match="groups with several rows"):
+    with pytest.raises(EstimationError, match="one row in each group: its variance cannot be estimated"):
         model_of("score ~ month + (1 | row)", table, "hospital").fit()
     with pytest.raises(EstimationError, match="collinear"):
         model_of(
@@ -578,7 +578,7 @@ def test_fits_are_compared_and_pooled():
     assert_allclose(pooled.bse, large.bse)
 
 
-@pytest.mark.parametrize(("groups", "said"), [(4, True), (5, True), (19, True), (20, False)])
+@pytest.mark.parametrize(("groups", "said"), [(4, True), (7, True), (8, False)])
 def test_normal_intervals_with_few_groups_are_announced_at_the_top(groups, said):
     rng = np.random.default_rng(3)
     group = np.repeat(np.arange(groups), 24)
@@ -589,4 +589,4 @@ def test_normal_intervals_with_few_groups_are_announced_at_the_top(groups, said)
     partition = fs.ClientPartition.from_frame(table, by="site", policy=policy)
     model = fs.FederatedMixed.from_formula("y ~ x + (1 | group)", partition, family=sm.families.Binomial())
     text = model.fit().summary().as_text()
-    assert text.startswith("*** CONFIDENCE INTERVALS ARE TOO NARROW") == said
+    assert text.startswith("*** INTERVALS MAY BE TOO NARROW") == said
