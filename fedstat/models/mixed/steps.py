@@ -532,7 +532,7 @@ def mixed_rows(state: State) -> MixedRows:
 
 @step(
     FAMILY,
-    "start sum_products",
+    "start sum_products sum_scores",
     takes={
         "covariance": aggregate(
             "covariances of the random effects, relative to the residual variance", common=True
