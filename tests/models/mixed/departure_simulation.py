@@ -1,4 +1,4 @@
-"""Few groups and departures in mixed models: ``python tests/models/mixed/departure_simulation.py [RUNS [ROW ...]]``.
+"""Few groups and departures: ``python tests/models/mixed/departure_simulation.py [RUNS [ROW ...]]``.
 
 Rows are names of designs, by default all. All rows of a table are at one holder, as in ``mixed_coverage.py``.
 Group sizes differ; x is constant in groups, z and the time t vary within.
