@@ -293,7 +293,7 @@ class MarginalSums:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupSums:
+class GroupScoreSums:
     """Sums over the outermost groups at the estimate, of standardized columns.
 
     `tests` (4, p) and `meat` (p, p) are described at :func:`fedstat.models.mixed.steps.group_tests`;
@@ -347,7 +347,7 @@ class MixedFit:
     masked: bool
     dispersion: Annotated[Floats, "2"] | None = None
     working: NormalSums | None = None
-    by_group: GroupSums | None = None
+    by_group: GroupScoreSums | None = None
 
     @property
     def log_dispersion(self) -> Floats:
@@ -649,12 +649,12 @@ class MixedNewton:
             by_group=by_group,
         )
 
-    def compare_groups(self, at: Floats, inverse: Floats) -> FitProtocol[GroupSums]:
+    def compare_groups(self, at: Floats, inverse: Floats) -> FitProtocol[GroupScoreSums]:
         """Request sums over the outermost groups at parameters."""
         arrays = self.point(at) | {"center": self.center, "inverse": (inverse + inverse.T) / 2.0}
         replies = yield self.session.request_all("sum_groups", arrays)
         found = {name: add(replies, name) for name in ("tests", "meat", "dispersion")}
-        return GroupSums(inverse=arrays["inverse"], **found)
+        return GroupScoreSums(inverse=arrays["inverse"], **found)
 
     def working_weight(self, at: Floats) -> float:
         """Return the weight of a row in the information at the mean of the response."""
