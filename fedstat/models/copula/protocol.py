@@ -160,10 +160,9 @@ def request_participation(
     request: Mapping[str, str],
     rows: Mapping[str, Ints],
     n_entities: int,
-    step: str = "find_complete",
 ) -> FitProtocol[Participation]:
-    """Request from every site which of its rows are complete, or which have a value by "find_records"."""
-    replies = yield [requester.request(site, step, text) for site, text in request.items()]
+    """Request from every site which of its rows take part: those with a value, or complete ones."""
+    replies = yield [requester.request(site, "find_complete", text) for site, text in request.items()]
     return Participation(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
 
@@ -194,7 +193,7 @@ def fit_copula(
     """
     clients = list(bounds)
     request = {site: to_json(tuple(bounds[site])) for site in clients}
-    present = yield from request_participation(requester, request, rows, n_entities, "find_records")
+    present = yield from request_participation(requester, request, rows, n_entities)
     counts = {site: present.count(site) for site in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)

@@ -115,31 +115,24 @@ COMPLETE = {
         unpaid="who has a record is public, as the guarantee says",
     )
 }
-
-
 RECORDED = {"seen": replace(COMPLETE["seen"], what="which rows have a value in a column asked for")}
 
 
-@step(FAMILY, releases=COMPLETE, requests=control("names of columns"), begins=True)
-def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Return which rows have all of the named columns: ``seen`` (n_rows,)."""
-    _, missing = _missing_cells(data, state, text)
-    return {"seen": ~np.any(missing, axis=0)}, ""
-
-
 @step(FAMILY, releases=RECORDED, requests=control("names of columns"), begins=True)
-def find_records(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Return which rows have a value in one of the named columns: ``seen`` (n_rows,)."""
-    _, missing = _missing_cells(data, state, text)
-    return {"seen": ~np.all(missing, axis=0)}, ""
+def find_complete(
+    data: SiteData, state: State, text: str, *, entirely: bool = False
+) -> tuple[dict[str, Array], str]:
+    """Return which rows have a value in one of the columns, or `entirely` in all: ``seen`` (n_rows,)."""
+    missing = _missing_cells(data, state, text)
+    return {"seen": ~(np.any if entirely else np.all)(missing, axis=0)}, ""
 
 
-def _missing_cells(data: SiteData, state: State, text: str) -> tuple[tuple[str, ...], list[Bools]]:
+def _missing_cells(data: SiteData, state: State, text: str) -> list[Bools]:
     """Check and keep the names of a request, and return the missing cells of each column."""
     names = read_question(tuple[str, ...], text, f"{data.name}: the requested columns")
     declare_columns(data, state, names)
     state.keep(ASKED, names)
-    return names, [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
+    return [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
 
 
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
@@ -170,7 +163,7 @@ def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
 
 @step(
     FAMILY,
-    "find_complete find_records",
+    "find_complete",
     takes={"keep": KEEP},
     releases={
         "levels": noisy("counts of the levels of columns, with noise"),
@@ -476,11 +469,9 @@ def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
     """Make steps that stand for those that read rows where there are none."""
     runs: dict[str, Callable[..., object]] = {
         "find_complete": invented_complete,
-        "find_records": invented_complete,
         "release_margins": partial(release_margins, read=invented_codes),
     }
-    known = FAMILIES[family]
-    return {(family, name): replace(known[name], run=run) for name, run in runs.items() if name in known}
+    return {(family, name): replace(FAMILIES[family][name], run=run) for name, run in runs.items()}
 
 
 DRY_RUN_STEPS = invented_steps(FAMILY)

@@ -33,6 +33,7 @@ from fedstat.models.copula import steps as release
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.request import PLACES
 from fedstat.models.copula.steps import (
+    COMPLETE,
     KEPT,
     RUN,
     CodedRows,
@@ -40,6 +41,7 @@ from fedstat.models.copula.steps import (
     behind_product,
     check_planned,
     columns_of,
+    find_complete,
     noisy,
     recall_gram,
     release_gram,
@@ -382,7 +384,9 @@ RELEASE = FAMILIES[release.FAMILY]
 include(
     FAMILY,
     {
-        "find_complete": RELEASE["find_complete"],
+        "find_complete": replace(
+            RELEASE["find_complete"], run=partial(find_complete, entirely=True), gives=COMPLETE
+        ),
         "release_margins": RELEASE["release_margins"],
         "release_gram": replace(RELEASE["release_gram"], run=partial(release_gram, form=MomentsRequest)),
         "recall_gram": replace(RELEASE["recall_gram"], run=partial(recall_gram, form=MomentsRequest)),
