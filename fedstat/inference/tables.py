@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from statsmodels.iolib.summary import Summary
@@ -164,6 +165,12 @@ def number(value: float, digits: int = 4, error: float = 0.0) -> str:
     if size >= 1e7 or 0.0 < max(size, error if np.isfinite(error) else 0.0) < 10.0 ** (1 - digits):
         return f"{value:.{digits - 1}e}"
     return f"{value:.1f}" if size >= 1e4 else f"{value:.{digits}f}"
+
+
+def exponentials(values: Any) -> Any:
+    """Return exponentials in the type of `values`; those beyond the largest number are infinite."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp(values)
 
 
 def human_bytes(count: int) -> str:

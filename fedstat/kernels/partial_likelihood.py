@@ -182,6 +182,10 @@ def _tie_sums(S0, D0, deaths, efron):  # type: ignore[no-untyped-def]
         d = int(deaths[t])
         if d == 0:
             continue
+        if S0[t] <= 0.0 or (efron and S0[t] - (d - 1) / d * D0[t] <= 0.0):
+            # Rows that are no longer at risk had nearly all weight: the sum over the others has no digits.
+            out[t, 0] = np.inf
+            continue
         if not efron or d == 1:
             out[t, 0], out[t, 1], out[t, 3] = d * np.log(S0[t]), d / S0[t], d / S0[t] ** 2
             continue

@@ -40,7 +40,14 @@ from fedstat.inference.summary import (
     coefficient_sheet,
     header_sheet,
 )
-from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, human_range, number
+from fedstat.inference.tables import (
+    Sheet,
+    SheetSummary,
+    exponentials,
+    human_bytes,
+    human_range,
+    number,
+)
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.absent_names import ABSENT
 from fedstat.models.saved import READERS, SavedLedger
@@ -1028,5 +1035,5 @@ def lr_test(full: CoefficientResults, restricted: CoefficientResults) -> LRTest:
 
 def _exponentials(frame: pd.DataFrame) -> pd.DataFrame:
     limits = ["estimate", "conf_low", "conf_high"]
-    frame[limits] = np.exp(frame[limits])
+    frame[limits] = exponentials(frame[limits])
     return frame

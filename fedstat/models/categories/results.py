@@ -19,7 +19,7 @@ from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
 from fedstat.inference.summary import WIDTH, Note, coefficient_sheet, made_from
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.tables import Sheet, exponentials, number
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
@@ -564,21 +564,12 @@ class CategoryResults(SiteFitsResults):
 
 
 def shown(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
-    """Parameters (q,) as statsmodels has them, and their derivatives (q, q) by those of the fit.
+    """Parameters (q,) in the order in which they are shown, and the matrix (q, q) that brings them there.
 
-    With a cumulative link these are the coefficients, the first threshold, and the logarithms of the
-    differences between successive thresholds; otherwise they are those of the fit.
+    With a cumulative link these are the coefficients, and then the thresholds.
     """
-    if not fit.request.proportional:
-        return params.copy(), np.eye(len(params))
-    width, q = len(fit.categories) - 1, len(params)
-    J = np.zeros((q, q))
-    J[range(q - width), range(width, q)] = 1.0
-    steps = np.diff(params[:width])
-    J[q - width, 0] = 1.0
-    for k, size in enumerate(steps, 1):
-        J[q - width + k, [k - 1, k]] = -1.0 / size, 1.0 / size
-    return np.concatenate([params[width:], params[:1], np.log(steps)]), J
+    J = np.eye(len(params))[_order(fit)]
+    return J @ params, J
 
 
 def _order(fit: CategoryFit) -> list[int]:
@@ -594,11 +585,11 @@ def _columns(fit: CategoryFit) -> list[int]:
     return places
 
 
-class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", record=CategoryRecord):
+class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", record=CategoryRecord):
     """Results of :meth:`fedstat.FederatedOrdinal.fit`.
 
-    `params` are those of statsmodels' OrderedModel: the coefficients, the first threshold, and the logarithms
-    of the differences between successive thresholds. :attr:`thresholds` are those of R's ``clm``.
+    `params` are the coefficients and the thresholds of R's ``clm`` and ``polr``. statsmodels' OrderedModel
+    has logarithms of the differences between successive thresholds instead.
 
     Attributes
     ----------
@@ -657,7 +648,12 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
             )
         limits, kept = self.conf_int(alpha), len(self.params) - len(self.categories) + 1
         columns = {"odds_ratio": self.params, "conf_low": limits[0], "conf_high": limits[1]}
-        return pd.DataFrame({name: np.exp(column.iloc[:kept]) for name, column in columns.items()})
+        return pd.DataFrame({name: exponentials(column.iloc[:kept]) for name, column in columns.items()})
+
+    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+        """One row per coefficient and threshold; exponentials, such as odds ratios, of coefficients only."""
+        frame = super().tidy(conf_level, exponentiate)
+        return frame[~frame["term"].isin(self._constants())] if exponentiate else frame
 
     def test_proportional_odds(self) -> ProportionalOddsTest:
         """Test whether coefficients are the same at all thresholds, by the score test.
@@ -724,7 +720,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
         return beta, cov
 
     def _coefficient_sheet(self, alpha: float) -> Sheet:
-        # Logarithms of differences of thresholds say little: a table of their own has the thresholds.
+        # Thresholds have a table of their own: a test that one is zero says little.
         frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
         return coefficient_sheet(frame, {}, True, alpha, "t" if self.use_t else "z")
 

@@ -41,6 +41,8 @@ from fedstat.models.horizontal.newton import (
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
+LEAST_SHARE = 1e-12
+"""Share of the largest information, of standardized columns, below which a column has none."""
 NO_STEP = (
     "no step increases the partial likelihood ({} evaluations) with weight on more than a few rows of every "
     "site. Transform columns with long tails, or leave out columns that separate the rows with events from "
@@ -187,6 +189,7 @@ class CoxNewton(LikelihoodNewton):
             require_independent(total.information, names)
         except EstimationError:
             if edges is None:
+                require_varying(total.information, names)
                 raise
             # A column that is constant at every site has an effect only with a common baseline.
             points = POINTS_WITHOUT_START
@@ -250,6 +253,20 @@ class CoxNewton(LikelihoodNewton):
     def point(self, scale: Floats, gamma: Floats) -> dict[str, Array]:
         """Return the arrays that name a point."""
         return {"scale": scale, "beta": gamma}
+
+
+def require_varying(information: Floats, names: Sequence[str]) -> None:
+    """Require columns that vary within a site and stratum; an EstimationError names the others."""
+    largest = float(np.diag(information).max(initial=0.0))
+    constant = [
+        repr(n) for n, d in zip(names, np.diag(information), strict=True) if d <= LEAST_SHARE * largest
+    ]
+    if constant:
+        verb = "is" if len(constant) == 1 else "are"
+        raise EstimationError(
+            f"{', '.join(constant)} {verb} constant within every site (and stratum): the sites' baselines "
+            "absorb it. fit(baseline='common', grid=..., until=...) estimates it; otherwise leave it out"
+        )
 
 
 def covariates(design: RowsDesign) -> RowsDesign:

@@ -19,7 +19,7 @@ from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.tables import Sheet, exponentials, number
 from fedstat.models.checks import check_choice
 from fedstat.models.cox.baseline import BaselineHazard, known_hazard
 from fedstat.models.cox.common_baseline import CommonFit
@@ -251,7 +251,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         """
         limits = self.conf_int(alpha)
         columns = {"hazard_ratio": self.params, "conf_low": limits[0], "conf_high": limits[1]}
-        return pd.DataFrame({name: np.exp(column) for name, column in columns.items()})
+        return pd.DataFrame({name: exponentials(column) for name, column in columns.items()})
 
     def predict(
         self,
@@ -288,7 +288,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         found = self._predicted(frame).linear
         if reference == "mean":
             found = found - float(self._fit.design.mean @ self.estimate.params)
-        return found if which == "linear" else np.exp(found)
+        return found if which == "linear" else exponentials(found)
 
     def compare_profiles(
         self, frame: pd.DataFrame, reference: pd.DataFrame, *, alpha: float = 0.05
@@ -337,7 +337,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ((contrast @ self._cov()) * contrast).sum(axis=1)
         )
         columns = {"hazard_ratio": estimate, "conf_low": estimate - half, "conf_high": estimate + half}
-        return pd.DataFrame({name: np.exp(column) for name, column in columns.items()}, index=frame.index)
+        ratios = {name: exponentials(column) for name, column in columns.items()}
+        return pd.DataFrame(ratios, index=frame.index)
 
     # -- proportional hazards --------------------------------------------------------------------
 
@@ -551,9 +552,10 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         frame = self.hazard_ratios(alpha)
         labels = ("", "hazard ratio", "1 / ratio", f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]")
         names = short_names(list(self.estimate.names))
+        inverse = exponentials(-self.estimate.params).tolist()
         rows = tuple(
-            (name, number(ratio), number(1.0 / ratio), number(low), number(high))
-            for name, (ratio, low, high) in zip(names, frame.to_numpy().tolist(), strict=True)
+            (name, number(ratio), number(other), number(low), number(high))
+            for name, other, (ratio, low, high) in zip(names, inverse, frame.to_numpy().tolist(), strict=True)
         )
         width = 14
         return Sheet(labels, rows, "lrrrr", (WIDTH - 4 * (width + 1), *[width] * 4))

@@ -29,7 +29,7 @@ from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTabl
 from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
-from fedstat.models.horizontal.rows import SUMS, summed
+from fedstat.models.horizontal.rows import AT_THE_START, SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "cox"
@@ -315,6 +315,9 @@ def sum_scores(data: SiteData, state: State, scale: Floats, beta: Floats) -> dic
         else (WorkingWeights(lambda: np.zeros((0, 0)), np.zeros((0, 2))), risks.facts_at(own)[1])
     )
     now = risks.at(own)
+    if not np.isfinite(now.loglik):
+        state.report(*AT_THE_START)
+        return {**nothing, "score": np.zeros(p), "information": np.zeros((p, p))}
     return {
         "spread": np.array(True),
         "score": to_own * now.score(),

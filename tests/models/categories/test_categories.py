@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
-from scipy import optimize
+from scipy import optimize, stats
 from sklearn.metrics import roc_auc_score
 from statsmodels.miscmodels.ordinal_model import OrderedModel
 
@@ -79,8 +79,21 @@ def test_ordinal_estimates_are_those_of_clm(link, masked):
     fit, expected = model("Ordinal", distr=link).fit(masked=masked), R[link]
     assert_allclose(fit.thresholds["estimate"], expected["coef"][:3], atol=1e-8)
     assert_allclose(fit.thresholds["std_error"], expected["se"][:3], rtol=1e-8)
-    assert_allclose(fit.params.iloc[:4], expected["coef"][3:], atol=1e-8)
-    assert_allclose(fit.bse.iloc[:4], expected["se"][3:], rtol=1e-8)
+    # R has the thresholds first.
+    for found, name, close in ((fit.params, "coef", {"atol": 1e-8}), (fit.bse, "se", {"rtol": 1e-8})):
+        assert_allclose(found, np.r_[expected[name][3:], expected[name][:3]], **close)
+    assert_allclose(np.sqrt(np.diag(fit.cov_params())), fit.bse, rtol=1e-12)
+    table = fit.tidy().set_index("term")
+    for name in ("estimate", "std_error", "conf_low", "conf_high"):
+        assert_allclose(table.loc[fit.thresholds.index, name], fit.thresholds[name], rtol=1e-12)
+    assert_allclose(fit.conf_int().loc[fit.thresholds.index], fit.thresholds.iloc[:, 2:], rtol=1e-12)
+    assert_allclose(fit.pvalues, 2.0 * stats.norm.sf(np.abs(fit.params / fit.bse)), rtol=1e-9)
+    ratios = fit.tidy(exponentiate=True)
+    assert ratios["term"].tolist() == fit.params.index[:4].tolist()
+    assert_allclose(ratios["estimate"], np.exp(fit.params.iloc[:4]), rtol=1e-12)
+    compared = fs.compare({"fit": fit}).coefficients["fit"].droplevel("site")
+    for name, (estimate, error, _, _) in fit.thresholds.iterrows():
+        assert compared[name].startswith(f"{estimate:.4f} ({error:.4f})")
     assert_allclose(fit.llf, expected["loglik"], rtol=1e-10)
 
 
@@ -88,12 +101,14 @@ def test_ordinal_parameters_are_those_of_ordered_model(ordinal):
     grade = pd.Series(pd.Categorical(GRADES["grade"], LEVELS, ordered=True))
     pooled = OrderedModel(grade, X.iloc[:, 1:], distr="logit")
     # Its own stopping rule leaves 1e-6; its score is at zero at these parameters.
-    assert_allclose(pooled.loglike(ordinal.params.to_numpy()), ordinal.llf, rtol=1e-12)
+    cuts = ordinal.thresholds["estimate"].to_numpy()
+    theirs = np.r_[ordinal.params.iloc[:4], cuts[0], np.log(np.diff(cuts))]
+    assert_allclose(pooled.loglike(theirs), ordinal.llf, rtol=1e-12)
     pooled = pooled.fit(method="newton", tol=1e-12, maxiter=100, disp=0)
-    assert_allclose(ordinal.params, pooled.params, atol=1e-8)
+    assert_allclose(theirs, pooled.params, atol=1e-8)
     assert ordinal.params.index.tolist()[-3:] == pooled.params.index.tolist()[-3:]
     # Its covariance is that of a numerical second derivative.
-    assert_allclose(ordinal.bse, pooled.bse, rtol=1e-4)
+    assert_allclose(ordinal.bse.iloc[:5], pooled.bse.iloc[:5], rtol=1e-4)
     assert_allclose([ordinal.aic, ordinal.bic], [pooled.aic, pooled.bic], rtol=1e-9)
     assert_allclose(ordinal.predict(GRADES), pooled.predict(X.iloc[:, 1:]), atol=1e-9)
     assert_allclose(ordinal.llnull, pooled.llnull, rtol=1e-6)
