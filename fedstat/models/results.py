@@ -849,6 +849,12 @@ class CoefficientResults(Results[Any]):
             effect, ratio = (f"{words}, per standard deviation" for words in (effect, ratio))
         if exponentiate:
             frame = _exponentials(frame.copy())
+            limits = frame[["estimate", "conf_low", "conf_high"]]
+            # A logarithmic axis has no place for zero and infinity.
+            shown = (np.isfinite(limits) & (limits > 0.0) | limits.isna()).all(axis=1)
+            if not shown.all():
+                ratios += f" (left out, beyond the range of numbers: {', '.join(frame['term'][~shown])})"
+                frame = frame[shown]
         return plot_coefficients(
             frame,
             ax=ax,

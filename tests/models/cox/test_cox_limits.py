@@ -15,7 +15,7 @@ from fedstat.errors import EstimationError
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
 
 mpl.use("Agg")
-ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1)
+ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1, max_parameters=1e9)
 
 
 def patients(n=240, seed=2):
@@ -109,7 +109,5 @@ def test_columns_that_are_constant_within_sites_are_named(formula, named):
     with pytest.raises(EstimationError) as caught:
         fitted(table, formula)
     assert named in str(caught.value) and "baselines absorb it" in str(caught.value)
-    policy = fs.Policy(min_events=0, min_level_count=1, min_count=1, max_parameters=1e9)
-    partition = fs.ClientPartition.from_frame(table, by="site", policy=policy)
-    common = fs.FederatedCox.from_formula(formula, partition).fit(baseline="common", grid=4, until=24)
+    common = fitted(table, formula, baseline="common", grid=4, until=24)
     assert np.isfinite(common.params).all()
