@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DIFFER = 0.05
 """Level of a test below which a summary speaks of differences."""
+LARGEST_LOG = 700.0
+"""Logarithm of a ratio near the largest number."""
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
 SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
 
@@ -121,7 +123,7 @@ class SiteFitsResults(DesignResults):
         ax : matplotlib Axes, optional
         exponentiate : bool, optional
             Draw exponentials, such as odds ratios, on a logarithmic scale; by default for Cox models and
-            regressions of categories.
+            regressions of categories, unless one is beyond the range of numbers.
         unit : float
             ``unit=10`` draws the effect of ten units of the column.
 
@@ -138,6 +140,11 @@ class SiteFitsResults(DesignResults):
         'hazard ratio per 10 units, with 95 % interval'
         """
         ratios = self._exponentiates if exponentiate is None else exponentiate
+        if exponentiate is None and coefficient in self.params.index:
+            # Ratios beyond the range of numbers have no place on an axis.
+            own = self.site_estimates[coefficient].abs().max()
+            reach = max(own, abs(self.params[coefficient])) + 10.0 * self.bse[coefficient]
+            ratios = ratios and not abs(unit) * reach > LARGEST_LOG
         effect, ratio, _ = self._effect_words()
         return self.heterogeneity.plot_forest(
             coefficient, ax, exponentiate=ratios, effect=ratio if ratios else effect, unit=unit
