@@ -3,11 +3,10 @@
 Sites A to D hold two columns each. A has all 1,200 entities, B 60 % of them at random, C and D a fourth each,
 and no entity in common. The first column of a site has the correlation `checkable` with those of the others,
 that of C with D's is `open`. `PYTHONPATH=tests python tests/models/vfem/choice_simulation.py [runs]` fits 300
-data sets for each pair of these correlations and writes `benchmarks/results/between_choice.csv`.
+data sets for each pair of these correlations and prints their coverage.
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,10 +19,8 @@ from fedstat.models.vfem.covariance.from_moments import MomentsOptions, estimate
 from fedstat.models.vfem.iteration.state import fit_by_site
 from fedstat.models.vfem.outcome import reported_covariance
 
-TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "between_choice.csv"
 SIZES, BETA = [2, 2, 2, 2], np.array([0.5, -0.3, 0.5, 0.3, -0.5, 0.4, 0.5, 0.2])
-CHECKED = [(0.1, 0.0), (0.3, 0.0), (0.1, 0.1), (0.3, 0.3), (0.6, 0.6)]
-SETTINGS = [(0.0, 0.0), (0.0, 0.1), (0.0, 0.3), (0.0, 0.6), *CHECKED]
+SETTINGS = [(0.0, 0.0), (0.0, 0.1), (0.0, 0.3), (0.0, 0.6), (0.1, 0.1), (0.3, 0.3)]
 Z = 1.959963984540054
 
 
@@ -100,5 +97,4 @@ def simulate(runs=300):
 
 if __name__ == "__main__":
     table = simulate(*map(int, sys.argv[1:]))
-    table.to_csv(TABLE, index=False)
     print(table.to_string())

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from choice_simulation import SIZES, TABLE, draw, simulate
+from choice_simulation import SIZES, draw, simulate
 from pattern_moments import moments_of_arrays
 from scipy import stats
 
@@ -243,16 +243,13 @@ def test_iterations_still_need_an_explicit_assumption(sme):
 # ---- simulation ----------------------------------------------------------------------------------
 
 
-def test_stored_coverage_is_as_documented():
-    table = pd.read_csv(TABLE).set_index(["checkable", "open", "between"])
-    default = table.xs("default", level="between")
-    assert default.loc[(0.0, 0.0), "worst"] > 0.92 and default.loc[(0.0, 0.0), "independent"] > 0.93
-    assert (default["with_open_values"] > 0.92).loc[[0.0]].all()
-    assert default.loc[(0.3, 0.3), "independent"] == 0.0 and default.loc[(0.3, 0.3), "worst"] > 0.95
-
-
 @pytest.mark.slow
-def test_the_simulation_gives_the_stored_table():
-    stored, found = pd.read_csv(TABLE), simulate(60)
-    for name in ("A_and_B", "C_and_D", "independent"):
-        assert (stored[name] - found[name]).abs().max() < 0.2
+def test_coverage_where_two_sites_share_no_entity():
+    """Intervals of the table miss a correlation that cannot be checked; the two last columns show it."""
+    table = simulate(60).set_index(["checkable", "open", "between"])
+    default, error = table.xs("default", level="between"), np.sqrt(0.95 * 0.05 / 60)
+    independent = default.loc[(0.0, 0.0)]
+    assert min(independent["A_and_B"], independent["C_and_D"]) > 0.95 - 2.0 * error
+    assert independent["worst"] > 0.95 - 3.5 * error and independent["independent"] > 0.9 - 2.0 * error
+    assert default.loc[(0.0, 0.6), "worst"] < 0.2 and default.loc[(0.0, 0.6), "with_open_values"] > 0.85
+    assert default.loc[(0.3, 0.3), "independent"] == 0.0 and default.loc[(0.3, 0.3), "worst"] > 0.9
