@@ -19,18 +19,17 @@ from fedstat.federation.protocols.engine import FitProtocol, attempt
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.assumptions import NOT_REQUESTED, SINGULAR, Outcome, reason_of, score_outcome
 from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.recession import name_columns, receding
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import CategoryRequest, first_parameters
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
-    LARGE_STEP,
     LikelihoodNewton,
     LikelihoodSums,
     OwnEstimate,
     Parameters,
     Products,
-    moving_names,
 )
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Bools, Floats
@@ -154,7 +153,7 @@ class CategoryNewton(LikelihoodNewton):
         point = Point(design, M, [str(level) for level in categories])
         gamma = first_parameters(counts[0], M, self.request.link)
         # 2. Without covariates: known from the shares, unless rows have offsets.
-        constants = np.abs(M.reshape(-1, len(design.names), M.shape[1])[:, 1:]).sum(axis=(0, 1)) == 0.0
+        constants = point.constants
         total = yield from self.evaluate(point.arrays(gamma))
         if total is None:
             raise EstimationError(NO_STEP.format(0))
@@ -164,9 +163,7 @@ class CategoryNewton(LikelihoodNewton):
         null = total.loglik
         # 3. Newton's steps, halved until the likelihood increases.
         self.trace.clear()
-        gamma, total, step, converged = yield from self.climb(point, gamma, total, np.ones_like(constants))
-        if converged and np.abs(step).max() > LARGE_STEP:
-            raise separated(step, point)
+        gamma, total, _, converged = yield from self.climb(point, gamma, total, np.ones_like(constants))
         # 4. Products of scores, and the comparison of the sites.
         meat = np.array([cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"])
         arrays = {**point.arrays(gamma), "meat": meat, "apart": np.array(session.masked)}
@@ -256,6 +253,17 @@ class Point:
         """Names of the parameters."""
         return parameter_names(self.categories, self.design.names, self.M.shape[1] < len(self.M))
 
+    @property
+    def constants(self) -> Bools:
+        """Which parameters are thresholds or intercepts."""
+        own = self.M.reshape(-1, len(self.design.names), self.M.shape[1])[:, 1:]
+        return np.asarray(np.abs(own).sum(axis=(0, 1)) == 0.0)
+
+    @property
+    def term_names(self) -> list[str]:
+        """Names of the terms of the parameters."""
+        return parameter_names(self.categories, self.design.term_names, self.M.shape[1] < len(self.M))
+
     def arrays(self, gamma: Floats) -> dict[str, Array]:
         """Return the arrays that name parameters."""
         design = self.design
@@ -290,14 +298,15 @@ def own_fit(reply: Reply, fit: CategoryFit) -> OwnEstimate:
     return beta, cov, ""
 
 
-def separated(step: Floats, point: Point) -> EstimationError:
+def separated(step: Floats, before: Floats, now: Floats, point: Point) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the parameters that still move."""
-    listed = moving_names(step, point.names)
+    slopes = ~point.constants
+    culprits, _, reference = receding(step, before, now, moved(point.M, to_units(point.design)), slopes)
+    listed = name_columns(culprits, reference, point.names, point.term_names)
     return EstimationError(
         f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a "
-        "level "
-        "have one category, or a column divides the categories. Leave out the term, or merge categories or "
-        "levels."
+        "level have one category, or a column divides the categories. Leave out the term, or merge "
+        "categories or levels."
     )
 
 

@@ -18,6 +18,7 @@ from fedstat.federation.protocols.engine import FitProtocol, attempt
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.assumptions import NOT_REQUESTED, Outcome, reason_of, score_outcome
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
+from fedstat.inference.recession import LARGE_STEP, name_columns, receding
 from fedstat.models.cox.common_baseline import (
     POINTS,
     POINTS_WITHOUT_START,
@@ -31,11 +32,9 @@ from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
-    LARGE_STEP,
     LikelihoodNewton,
     LikelihoodSums,
     OwnEstimate,
-    moving_names,
     newton_step,
 )
 from fedstat.models.horizontal.session import RowsSession, add
@@ -195,16 +194,14 @@ class CoxNewton(LikelihoodNewton):
             points = POINTS_WITHOUT_START
         null, at_zero = total.loglik, total
         # 3. Newton's steps, halved until the likelihood increases.
-        gamma, total, step, converged = yield from self.ascend(
+        gamma, total, _, converged = yield from self.ascend(
             partial(self.point, scale),
             gamma,
             total,
             n=int(design.n.sum()),
-            at_infinity=partial(monotone, names=names),
+            at_infinity=partial(monotone, design=design),
             stuck=NO_STEP,
         )
-        if converged and np.abs(step).max() > LARGE_STEP:
-            raise monotone(step, names)
         # 4. Concordance, residual products, and the comparison of the sites.
         arrays = self.point(scale, gamma) | {
             "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]) & (edges is None),
@@ -247,7 +244,8 @@ class CoxNewton(LikelihoodNewton):
         if not np.isfinite(common.gamma).all() or (
             common.converged and np.abs(common.gamma - common.at.gamma).max() > LARGE_STEP
         ):
-            raise monotone(common.gamma - common.at.gamma, names)
+            # Sums of two points are not at hand: the step alone decides which columns are named.
+            raise monotone(common.gamma - common.at.gamma, common.information, common.information, design)
         return replace(fit, common=common, converged=common.converged)
 
     def point(self, scale: Floats, gamma: Floats) -> dict[str, Array]:
@@ -292,12 +290,15 @@ def own_fit(reply: Reply) -> OwnEstimate:
     return beta, cov, ""
 
 
-def monotone(step: Floats, names: Sequence[str]) -> EstimationError:
+def monotone(step: Floats, before: Floats, now: Floats, design: RowsDesign) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the columns that still move."""
+    slopes = np.ones(len(step), dtype=bool)
+    culprits, _, _ = receding(step, before, now, np.diag(1.0 / design.spread), slopes)
+    listed = name_columns(culprits, False, design.names, design.term_names)
     return EstimationError(
-        f"monotone likelihood: at every event time {moving_names(step, names)} is at the end of its range "
-        "among the rows at risk, as where a level has no events. The estimate would be infinite. Leave out "
-        "the term, or merge its level with another."
+        f"monotone likelihood: at every event time {listed} is at the end of its range among the rows at "
+        "risk, as where a level has no events. The estimate would be infinite. Leave out the term, or merge "
+        "its level with another."
     )
 
 

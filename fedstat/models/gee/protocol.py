@@ -17,12 +17,12 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
+from fedstat.inference.recession import RecessionTest
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
 from fedstat.models.glm.fit import Coordinates, few_weigh
-from fedstat.models.glm.separation import check_rank
+from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
-from fedstat.models.horizontal.estimability import diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -205,7 +205,8 @@ class GEEScoring:
         check_rank(total.information, self.coordinates)
         gamma, rho = np.zeros(len(total.score)), 0.0
         step, turn = np.linalg.solve(total.information, total.score), 0.0
-        test = ConvergenceTest(float(total.totals[0]), self.tol)
+        n, before = float(total.totals[0]), total.information
+        test, recession = ConvergenceTest(n, self.tol), RecessionTest(n, total.information)
         while True:
             share, first = 1.0, self.outside is None and turn != 0.0
             for _ in range(MOST_HALVINGS):
@@ -219,21 +220,28 @@ class GEEScoring:
                     share, first = share / 2.0, False
             else:
                 raise EstimationError(self.no_step())
-            gamma, rho, total = gamma + share * step, rho + share * turn, found
+            before, gamma, rho, total = total.information, gamma + share * step, rho + share * turn, found
             step = np.linalg.solve(total.information, total.score)
             turn = 0.0 if self.outside is not None else self.correlation(total) - rho
             size = float(np.sqrt(max(float(step @ total.score), 0.0)))
             self.trace.append((size, float(np.abs(step).max()), rho))
-            sizes, moves, _ = zip(*self.trace, strict=True)
-            # A correlation that still changes moves coefficients as slowly.
-            if abs(turn) < self.tol and diverges(moves, sizes):
-                raise EstimationError(
-                    "coefficients grow without bound: columns separate the outcomes, as where a level has no "
-                    "events. Leave out the term, or merge its level with another"
-                )
             # The correlation converges linearly: what is left is larger than its last change.
             # There is no likelihood, and the correlation changes the step after a small one.
             converged = test.reached(0.0, size, at_rest=False) and abs(turn) < self.tol / 10.0
+            # A correlation that still changes moves coefficients as slowly.
+            away = None
+            if abs(turn) < max(self.tol, size):
+                away = recession.far(total.information, gamma, step, size, ended=converged)
+            if away is not None:
+                beyond = yield from self.evaluate(gamma + away, rho)
+                # There is no likelihood: the score along the way takes its place.
+                if beyond is not None and float(beyond.score @ away) >= -(size**2):
+                    if recession.certain:
+                        separation = Separation(step, before, total.information, len(self.trace))
+                        raise separation.error(self.session.sites, self.coordinates)
+                    before, gamma, total, converged = total.information, gamma + away, beyond, False
+                    step = np.linalg.solve(total.information, total.score)
+                    turn = self.correlation(total) - rho
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
 

@@ -14,15 +14,17 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
+from fedstat.inference.recession import RecessionTest
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
-from fedstat.models.horizontal.estimability import PATIENCE, diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
+MOST_HALVED = 8
+"""Halved steps in a row after which the maximum is taken to be where means end their range."""
 TINY = float(np.finfo(float).tiny)
 FALLING = 0.9
 """Largest ratio of successive deviances; it goes to 1 / e if a logit grows without bound."""
@@ -257,21 +259,37 @@ class Newton:
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
         judged: list[Reply] = []
-        before = total.information
-        while not self.finished(total):
-            if self.halved >= PATIENCE:
+        before, recession = total.information, RecessionTest(self.n, total.information)
+        while True:
+            ended = self.finished(total)
+            if self.halved >= MOST_HALVED and not ended:
                 raise EstimationError(
                     f"the maximum is at the boundary of family {self.distribution}: some means go to the "
                     "end of their range. Choose a link whose means stay inside, such as the log or logit. "
                     "Another possible cause is a site's policy that limits the weight of rows (its line "
                     "max_share)"
                 )
-            step, _ = total.step()
-            if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
-                raise self.runaway(step, before, total)
+            (step, _), last, away = total.step(), self.trace[-1], None
+            if not self.halved and self.options.rounds is None:
+                away = recession.far(total.information, gamma, step, last.step, ended=self.converged)
+            if away is not None:
+                dispersion = self.dispersion(total)
+                beyond = yield from self.evaluate(gamma + away)
+                here = self.loglik(total, dispersion)
+                if beyond is not None and recession.rises(self.loglik(beyond, dispersion), here):
+                    if recession.certain:
+                        raise self.runaway(step, before, total)
+                    gamma, before, total, judged = gamma + away, total.information, beyond, []
+                    continue
+            if ended:
+                return gamma, total, judged
             earlier, before = before, total.information
             gamma, total, judged = yield from self.descend(gamma, total, earlier, meat)
-        return gamma, total, judged
+
+    @staticmethod
+    def loglik(total: PooledSums, dispersion: float) -> float:
+        """Log-likelihood at a point, up to a constant."""
+        return -total.deviance / (2.0 * max(dispersion, TINY))
 
     def descend(
         self, gamma: Floats, total: PooledSums, before: Floats, meat: bool
@@ -356,7 +374,7 @@ class Newton:
             self.converged = True
             self.reason = f"{options.rounds} step(s) from the mean of the sites' fits"
             return len(self.trace) > options.rounds
-        reached = self.test.reached(-total.deviance / (2.0 * dispersion), size)
+        reached = self.test.reached(self.loglik(total, dispersion), size)
         self.converged = reached and null_done
         self.reason = f"step of {size:.1e} standard errors after {len(self.trace)} evaluations"
         return self.converged or len(self.trace) >= options.maxiter

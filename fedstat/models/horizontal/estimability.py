@@ -1,4 +1,4 @@
-"""Whether sums over all sites determine an estimate: collinear columns, and coefficients without bound."""
+"""Whether the columns of all sites together are linearly independent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ RANK_TOLERANCE = 1e-12
 """Relative eigenvalue of the information with unit diagonal below which columns are collinear."""
 SHARE = 1e-4
 """Share of a combination above which a column is named as a part of it."""
-PATIENCE = 8
-"""Number of evaluations after which steps that do not shrink indicate a maximum at infinity."""
-
-SHORT, NOISE = 0.1, 1e-7
-"""Largest and smallest length, in standard errors, of a step that does not shrink and gains little."""
 
 
 def require_independent(
@@ -59,17 +54,3 @@ def require_independent(
         f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave "
         "out one of each group."
     )
-
-
-def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
-    """Return whether steps continue without gain: the maximum is at infinity.
-
-    With separated outcomes each step adds about one to a logit, and its length in standard errors shrinks by
-    a constant factor; otherwise Newton's steps shrink ever faster once they are short. `moves` are the
-    largest changes of a standardized coefficient, `lengths` those of the step in standard errors, both by
-    evaluation.
-    """
-    if len(moves) < PATIENCE or not NOISE < lengths[-1] < SHORT:
-        return False
-    first, second, third = moves[-3:]
-    return second > 0.5 * first and third > 0.5 * second and lengths[-1] < lengths[0]

@@ -14,12 +14,10 @@ from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, MaskedSiteSums, SiteFit
-from fedstat.models.horizontal.estimability import diverges
+from fedstat.inference.recession import LARGE_STEP, RecessionTest
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Bools, Floats, Ints
 
-LARGE_STEP = 0.05
-"""Change of a standardized parameter in the last step above which the maximum is at infinity."""
 MOST_HALVINGS = 20
 OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
 SINGULAR = "information is singular"
@@ -80,7 +78,7 @@ class LikelihoodNewton:
         total: LikelihoodSums,
         *,
         n: float,
-        at_infinity: Callable[[Floats], EstimationError],
+        at_infinity: Callable[[Floats, Floats, Floats], EstimationError],
         stuck: str,
         allowed: Callable[[Floats], bool] = lambda trial: True,
         free: Bools | slice = slice(None),
@@ -88,19 +86,33 @@ class LikelihoodNewton:
         """Take steps in the `free` parameters to the maximum.
 
         `point` names the arrays of parameters, and `n` is the number of rows; `at_infinity` makes the error
-        where steps in parameters do not shrink, and `stuck` is the text where none increases the likelihood.
-        Returns parameters, sums, next step, and whether the maximum was reached.
+        for a likelihood without a maximum from the step and the information at the last two points, and
+        `stuck` is the text where no step increases the likelihood. Returns parameters, sums, next step, and
+        whether the maximum was reached.
         """
         places, test = np.arange(len(gamma))[free], ConvergenceTest(n, self.tol)
+        recession, before = RecessionTest(n, total.information[np.ix_(places, places)]), total.information
         while True:
             step = np.zeros_like(gamma)
             step[places] = newton_step(total.score[places], total.information[np.ix_(places, places)])
             size = float(np.sqrt(max(float(step @ total.score), 0.0)))
-            self.trace.append((total.loglik, size, float(np.abs(step).max())))
-            _, lengths, moves = zip(*self.trace, strict=True)
-            if diverges(moves, lengths):
-                raise at_infinity(step)
+            move = float(np.abs(step).max(initial=0.0))
+            self.trace.append((total.loglik, size, move))
             converged = test.reached(total.loglik, size)
+            away = recession.far(
+                total.information[np.ix_(places, places)],
+                gamma[places],
+                step[places],
+                size,
+                ended=converged,
+            )
+            if away is not None and allowed(far := displaced(gamma, places, away)):
+                beyond = yield from self.evaluate(point(far))
+                if beyond is not None and recession.rises(beyond.loglik, total.loglik):
+                    if recession.certain:
+                        raise at_infinity(step, before, total.information)
+                    before, gamma, total = total.information, far, beyond
+                    continue
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, total, step, converged
             for halving in range(MOST_HALVINGS):
@@ -112,7 +124,7 @@ class LikelihoodNewton:
                     break
             else:
                 raise EstimationError(stuck.format(len(self.trace)))
-            gamma, total = trial, new
+            before, gamma, total = total.information, trial, new
 
     def local_fits(
         self,
@@ -148,10 +160,11 @@ def newton_step(score: Floats, information: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(scaled, score / size, rcond=1e-12)[0] / size)
 
 
-def moving_names(step: Floats, names: Sequence[str]) -> str:
-    """List the parameters that still move in the last of steps that do not shrink."""
-    moving = np.abs(step) > 0.1 * np.abs(step).max()
-    return ", ".join(repr(name) for name, moves in zip(names, moving, strict=True) if moves)
+def displaced(gamma: Floats, places: Ints, step: Floats) -> Floats:
+    """Add a step in some of the parameters."""
+    out = gamma.copy()
+    out[places] += step
+    return out
 
 
 def maximize_own(

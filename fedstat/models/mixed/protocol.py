@@ -18,6 +18,7 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest, rounding_error
+from fedstat.inference.recession import RecessionTest, name_columns, receding, separation_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
 from fedstat.models.horizontal.estimability import require_independent
@@ -569,14 +570,16 @@ class MixedNewton:
         if found is None or found.hessian is None:
             raise EstimationError(CONCENTRATED)
         hessian, fresh = found.hessian, True
-        test = ConvergenceTest(float(self.design.n.sum()), self.tol)
+        n, p = float(self.design.n.sum()), len(self.design.names)
+        test, before = ConvergenceTest(n, self.tol), hessian
+        recession = RecessionTest(n, hessian[:p, :p] / 2.0)
         while True:
             step, size = newton_step(found.gradient, hessian, 0.75 * (1.0 + float(np.linalg.norm(at))))
             slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
             if (slow or size <= self.tol) and not fresh:
                 again = yield from self.score(at, True)
                 assert again is not None and again.hessian is not None
-                hessian, fresh = again.hessian, True
+                before, hessian, fresh = hessian, again.hessian, True
                 continue
             if self.distribution.name == "NegativeBinomial" and at[-1] < np.log(LEAST_ALPHA):
                 raise EstimationError(
@@ -585,6 +588,16 @@ class MixedNewton:
                 )
             self.trace.append((found.deviance, size))
             converged = test.reached(-found.deviance / 2.0, size, at_rest=fresh)
+            away = recession.far(hessian[:p, :p] / 2.0, at[:p], step[:p], size, ended=converged)
+            if away is not None:
+                far = np.concatenate([at[:p] + away, at[p:]])
+                beyond = yield from self.score(far, True)
+                if beyond is not None and recession.rises(-beyond.deviance / 2.0, -found.deviance / 2.0):
+                    if recession.certain:
+                        raise self.separated(step[:p], before[:p, :p], hessian[:p, :p])
+                    assert beyond.hessian is not None
+                    before, at, found, hessian, fresh = hessian, far, beyond, beyond.hessian, True
+                    continue
             if converged or len(self.trace) >= self.maxiter:
                 return at, found, hessian, converged
             for halving in range(MOST_HALVINGS):
@@ -596,6 +609,15 @@ class MixedNewton:
             else:
                 raise EstimationError(CONCENTRATED)
             at, found, fresh = trial, tried, False
+
+    def separated(self, step: Floats, before: Floats, now: Floats) -> EstimationError:
+        """Make the error for a likelihood without a maximum, with the columns that separate the responses."""
+        design, slopes = self.design, np.ones(len(step), dtype=bool)
+        slopes[0] = not design.intercept
+        culprits, complete, reference = receding(step, before, now, self.translation, slopes)
+        listed = name_columns(culprits, reference and design.intercept, design.names, design.term_names)
+        kind = "complete" if complete else "quasi-complete"
+        return EstimationError(separation_text(kind, listed, len(self.trace)))
 
     def other(self) -> FitProtocol[MixedFit]:
         """Fit a generalized linear mixed model."""

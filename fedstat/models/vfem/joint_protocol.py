@@ -16,6 +16,7 @@ from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.running_sums import ColumnOpening
 from fedstat.federation.protocols.secure_products import ProductOperand
+from fedstat.inference.recession import require_bounded
 from fedstat.models.vertical.exchange.patterns import PatternExchange, value_names
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
@@ -254,6 +255,11 @@ class JointIteration(QuasiNewtonIteration):
         joint = self.moves.step(self.joint.joint, np.insert(move[:d], 1, 0.0))
         return (yield from self._at(joint, at[d:], float(np.abs(move).max()), needed))
 
+    def _coefficients(self) -> FitProtocol[Floats]:
+        """Return the coefficients of the accepted point, which the coordinator has."""
+        yield from ()
+        return self.joint.joint.beta
+
     def take(self) -> FitProtocol[None]:
         """Accept the evaluated point: request the sums of the columns, and combine the next direction."""
         assert isinstance(self.point, JointPoint)
@@ -444,6 +450,8 @@ def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCova
         if not own > 0.0:
             raise EstimationError(UNDISPERSED)
         information = information - np.outer(cross, cross) / own
+    own = slice(0, 1 + iteration.layout.p)
+    require_bounded(information[own, own], ["Intercept", *iteration.layout.names])
     return PsiCovariance(inverse_information(joint, information, scale=False), FROM_MOMENTS)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import invert_information
+from fedstat.inference.recession import require_bounded
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.path import violation_unit
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormalizer
@@ -295,6 +296,8 @@ def refit_support(
         return None
     H = yield from oracle.hessian(found.point)
     info = layout.n * H[np.ix_(at, at)]
+    turn = np.linalg.pinv(oracle.turn[np.ix_(at, at)])
+    require_bounded(turn.T @ info @ turn, [names[i] for i in at])
     inverse = invert_information(info, [names[i] for i in at])
     # The support consists of complete groups: only its columns are combinations of the free coordinates.
     own = np.concatenate([[0], 1 + np.flatnonzero(support)])

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedstat.errors import EstimationError
 from fedstat.inference.covariance import invert_information, nearest_psd, symmetrize
+from fedstat.inference.recession import require_bounded
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.cross_products import CrossProducts
 from fedstat.typing import Array, Floats
@@ -303,14 +303,11 @@ def psi_covariance(
     places, K, d = at.places, len(at.parts), at.places.total
     rest = np.arange(d) if at.scale is not None else np.delete(np.arange(d), SCALE_INDEX)
     V = np.zeros((d, d))
-    try:
-        V[np.ix_(rest, rest)] = invert_information(
-            eliminated.information[np.ix_(rest, rest)], [names[i] for i in rest]
-        )
-    except EstimationError as error:
-        raise EstimationError(
-            f"{error} Columns that separate the response also leave no information."
-        ) from error
+    own = [0, *(i for k in range(K) for i in np.arange(d)[places.beta(k)])]
+    require_bounded(eliminated.information[np.ix_(own, own)], [names[i] for i in own])
+    V[np.ix_(rest, rest)] = invert_information(
+        eliminated.information[np.ix_(rest, rest)], [names[i] for i in rest]
+    )
     along = -eliminated.slope
     if at.scale is None:
         along[SCALE_INDEX] = 0.0

@@ -22,6 +22,8 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.protocols.running_sums import ColumnOpening, RunningSums
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.convergence import rounding_error
+from fedstat.inference.recession import CERTAIN, MOST_STEPS, continues, unbounded_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.pattern_merging import min_entities
@@ -35,19 +37,15 @@ UNREACHED = 1e300
 """A log-likelihood that no point has, in a message: the point is set, and no sums are released."""
 ROUNDING = 1e-12
 SHORTEST = 2.0**-30
-COLLAPSE = 1e-6
-"""Share of the first information on the intercept that remains when fitted means approach 0 and 1."""
-
 MOST_EDGES = 3
 """Iterations in a row that were shortened because linear predictors grew beyond all bounds."""
+COLLAPSE = 1e-6
+"""Share of the first information on the intercept that remains when fitted means approach 0 and 1."""
+GROWTH = 1.2
+"""Least factor by which a coefficient that goes to infinity grows after its direction was suspected."""
 
 NO_EXCESS = ALPHAS[0] + np.log(2.0)
 UNDISPERSED = "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
-SEPARATED = (
-    "the likelihood increases as coefficients grow without bound: columns separate the response, or too "
-    "few entities have a block to determine its effects. Leave out columns or sites, or tabulate each "
-    "column against the response"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,8 @@ class QuasiNewtonIteration(IterationState):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
     The intercept belongs to no site: `memory` is the coordinator's own part of the method. `edges` counts the
-    iterations in a row that were shortened because a linear predictor grew beyond all bounds. The coordinator
+    iterations in a row that were shortened because a linear predictor grew beyond all bounds. `lengths` are
+    the steps in standard errors, `earlier` the coefficients when steps first did not shrink. The coordinator
     is `at` a site or at none. It has log alpha in addition to the intercept if alpha is estimated
     (`estimates_alpha`). `curved`: curvatures will be requested, as sums over `min_count` entities or more.
     `dealers` deal for each site and the response holder; None if no third party can, and the values that
@@ -116,6 +115,8 @@ class QuasiNewtonIteration(IterationState):
     first_information: float = 0.0
     at_the_edge: bool = False
     edges: int = 0
+    lengths: list[float] = field(default_factory=list)
+    earlier: Floats | None = None
 
     def maximize(self) -> FitProtocol[VFEMFit]:
         """Maximize the observed-data likelihood."""
@@ -306,6 +307,48 @@ class QuasiNewtonIteration(IterationState):
         collapsed = self.point.information < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
+    def _recede(self) -> FitProtocol[bool]:
+        """Examine a direction far beyond the next step if steps do not shrink; True if the point moves there.
+
+        Raises EstimationError if the likelihood does not fall on the way; see
+        :mod:`fedstat.inference.recession`.
+        """
+        if not continues([row.change for row in self.trace], self.lengths):
+            return False
+        if self.earlier is None:
+            self.earlier = yield from self._coefficients()
+        weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
+        before, edges = self.point, self.at_the_edge
+        own = self.memory.direction(self.weights, self._scale)
+        needed = before.log_likelihood - rounding_error(before.log_likelihood, self.layout.n)
+        for length in min(1.0 / self.lengths[-1], MOST_STEPS) / np.array([1.0, 3.0]):
+            point = yield from self._evaluate(
+                before.own + length * own, [weights] * len(self.layout.sites), length, needed
+            )
+            if point is not None:
+                break
+        self.at_the_edge = edges
+        if point is None:
+            return False
+        if self.lengths[-1] < CERTAIN:
+            raise (yield from self._separation())
+        self.point = point
+        return True
+
+    def _coefficients(self) -> FitProtocol[Floats]:
+        """Request the coefficients of the accepted point, (p,)."""
+        by_site = yield from self.request_estimates("glm_estimates")
+        return np.concatenate([by_site[k]["beta"] for k in self.layout.sites])
+
+    def _separation(self) -> FitProtocol[EstimationError]:
+        """Make the error for a likelihood without a maximum, with the columns whose coefficients grow."""
+        names: Sequence[str] = self.layout.names
+        if self.earlier is not None:
+            now = yield from self._coefficients()
+            grown = np.abs(now) > GROWTH * np.abs(self.earlier)
+            names = [name for name, grows in zip(names, grown, strict=True) if grows] or names
+        return EstimationError(unbounded_text(names))
+
     def ascend(self) -> FitProtocol[None]:
         """Continue to a stationary point of the observed-data likelihood.
 
@@ -313,12 +356,15 @@ class QuasiNewtonIteration(IterationState):
         """
         for _ in range(self.options.maxiter):
             yield from self.take()
+            self.lengths.append(float(np.sqrt(max(self.slope, 0.0))))
             if self.converged:
                 return
             if self.estimates_alpha and self.point.own[-1] < NO_EXCESS:
                 raise EstimationError(UNDISPERSED)
             if self.separated():
-                raise EstimationError(SEPARATED)
+                raise (yield from self._separation())
+            if (yield from self._recede()):
+                continue
             moved = yield from self.move()
             if not moved:
                 self.reason = "no step increases the log-likelihood"
