@@ -77,7 +77,7 @@ def flattest(first: Floats, now: Floats, along: Floats) -> tuple[Floats, float]:
     own = now / np.outer(size, size)
     values, vectors = eigh((own + own.T) / 2.0, (metric + metric.T) / 2.0)
     left = np.maximum(values, FARTHEST**-2)
-    flat = left <= max(left[0] * left[-1], 0.0) ** 0.5
+    flat = left <= left[0] ** 0.5
     parts = (vectors.T @ metric @ (along * size))[flat]
     length = float(np.sqrt(parts**2 @ left[flat]))
     if not length > 0.0:
@@ -89,7 +89,8 @@ def flattest(first: Floats, now: Floats, along: Floats) -> tuple[Floats, float]:
 class RecessionTest:
     """Examine the directions of an iteration over `n` rows for one along which the likelihood never falls.
 
-    `first` (p, p) is the information at the start.
+    `first` (p, p) is the information at the start; `risen` states whether the last examined direction did not
+    fall.
 
     Examples
     --------
@@ -111,6 +112,7 @@ class RecessionTest:
     first: Floats
     moves: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
+    risen: bool = False
 
     def far(
         self, now: Floats, point: Floats, step: Floats, decrement: float, *, ended: bool = False
@@ -122,7 +124,8 @@ class RecessionTest:
         """
         self.moves.append(float(np.abs(step).max(initial=0.0)))
         self.lengths.append(decrement)
-        if not (ended or continues(self.moves, self.lengths)) or not np.isfinite(now).all():
+        suspected = ended or self.risen or continues(self.moves, self.lengths)
+        if not (suspected and np.isfinite(now).all()):
             return None
         # At the end, a step may consist of rounding; the point itself has gone the way.
         along, most = (point, DOUBLED) if ended else (step, MOST_STEPS)
@@ -133,12 +136,19 @@ class RecessionTest:
 
     def rises(self, far: float, here: float) -> bool:
         """Return whether the log-likelihood at the far point is not below that at the present one."""
-        return bool(far >= here - rounding_error(here, self.n))
+        self.risen = bool(far >= here - rounding_error(here, self.n))
+        return self.risen
 
-    @property
-    def certain(self) -> bool:
-        """Whether the steps are so short that a direction along which nothing falls is one to infinity."""
-        return self.lengths[-1] < CERTAIN
+    def certain(self, far: Floats) -> bool:
+        """Whether a direction along which nothing falls is one to infinity; `far` is the information there.
+
+        Steps are so short that a maximum would be near, or no information is left to continue with.
+        """
+        if self.lengths[-1] < CERTAIN:
+            return True
+        size = np.sqrt(np.maximum(np.diag(far), np.finfo(float).tiny))
+        scaled = far / np.outer(size, size)
+        return not np.isfinite(scaled).all() or bool(np.linalg.eigvalsh(scaled)[0] < VANISHED**2)
 
 
 def receding(

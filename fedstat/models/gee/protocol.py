@@ -230,13 +230,13 @@ class GEEScoring:
             converged = test.reached(0.0, size, at_rest=False) and abs(turn) < self.tol / 10.0
             # A correlation that still changes moves coefficients as slowly.
             away = None
-            if abs(turn) < max(self.tol, size):
+            if abs(turn) < max(self.tol, size) or recession.risen:
                 away = recession.far(total.information, gamma, step, size, ended=converged)
             if away is not None:
                 beyond = yield from self.evaluate(gamma + away, rho)
                 # There is no likelihood: the score along the way takes its place.
-                if beyond is not None and float(beyond.score @ away) >= -(size**2):
-                    if recession.certain:
+                if beyond is not None and recession.rises(float(beyond.score @ away) + size**2, 0.0):
+                    if recession.certain(beyond.information):
                         separation = Separation(step, before, total.information, len(self.trace))
                         raise separation.error(self.session.sites, self.coordinates)
                     before, gamma, total, converged = total.information, gamma + away, beyond, False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
-from fedstat.inference.recession import RecessionTest
+from fedstat.inference.recession import RecessionTest, continues
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
@@ -91,6 +90,7 @@ class Newton:
     n: int = 0
     alone: list[Reply] = field(default_factory=list)
     halved: int = 0
+    jumped: bool = False
     converged: bool = False
     reason: str = ""
     test: ConvergenceTest = field(init=False)
@@ -277,9 +277,10 @@ class Newton:
                 beyond = yield from self.evaluate(gamma + away)
                 here = self.loglik(total, dispersion)
                 if beyond is not None and recession.rises(self.loglik(beyond, dispersion), here):
-                    if recession.certain:
+                    if recession.certain(beyond.information):
                         raise self.runaway(step, before, total)
                     gamma, before, total, judged = gamma + away, total.information, beyond, []
+                    self.jumped = True
                     continue
             if ended:
                 return gamma, total, judged
@@ -312,13 +313,21 @@ class Newton:
                 self.halved = self.halved + 1 if halving else 0
                 return trial, new, replies[K:]
             # Few rows have weight after growing steps: all outcomes are separated, and no step helps.
-            if few_weigh(replies[:K]) and is_separated(self.trace):
+            if few_weigh(replies[:K]) and self.is_separated():
                 raise self.runaway(step, before, total, complete=True)
         raise EstimationError(
             f"no step decreases the deviance ({len(self.trace)} evaluations) with means inside the domain "
             f"of family {self.distribution} and weight on more than a few rows of every site. Choose "
             "another link, or transform columns with long tails"
         )
+
+    def is_separated(self) -> bool:
+        """Return whether steps grow or continue while the deviance decreases, as with separated outcomes."""
+        last = self.trace[-3:]
+        growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
+        if self.jumped or (growing and last[2].deviance < FALLING * last[1].deviance):
+            return True
+        return continues([row.move for row in self.trace], [row.step for row in self.trace])
 
     def start(self) -> FitProtocol[tuple[Floats, PooledSums]]:
         """Return the first point: the mean of the sites' own fits, or the start of IRLS."""
@@ -437,13 +446,6 @@ class Newton:
                 T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest
             )
         return own, phi * cov, "", part
-
-
-def is_separated(trace: Sequence[NewtonEvaluation]) -> bool:
-    """Return whether steps grow while the deviance decreases, as with separated outcomes."""
-    last = trace[-3:]
-    growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
-    return growing and last[2].deviance < FALLING * last[1].deviance
 
 
 def rises(new: float, old: float) -> bool:

@@ -109,7 +109,7 @@ class LikelihoodNewton:
             if away is not None and allowed(far := displaced(gamma, places, away)):
                 beyond = yield from self.evaluate(point(far))
                 if beyond is not None and recession.rises(beyond.loglik, total.loglik):
-                    if recession.certain:
+                    if recession.certain(beyond.information):
                         raise at_infinity(step, before, total.information)
                     before, gamma, total = total.information, far, beyond
                     continue

@@ -592,10 +592,13 @@ class MixedNewton:
             if away is not None:
                 far = np.concatenate([at[:p] + away, at[p:]])
                 beyond = yield from self.score(far, True)
-                if beyond is not None and recession.rises(-beyond.deviance / 2.0, -found.deviance / 2.0):
-                    if recession.certain:
+                if (
+                    beyond is not None
+                    and beyond.hessian is not None
+                    and recession.rises(-beyond.deviance / 2.0, -found.deviance / 2.0)
+                ):
+                    if recession.certain(beyond.hessian[:p, :p]):
                         raise self.separated(step[:p], before[:p, :p], hessian[:p, :p])
-                    assert beyond.hessian is not None
                     before, at, found, hessian, fresh = hessian, far, beyond, beyond.hessian, True
                     continue
             if converged or len(self.trace) >= self.maxiter:

@@ -450,8 +450,9 @@ def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCova
         if not own > 0.0:
             raise EstimationError(UNDISPERSED)
         information = information - np.outer(cross, cross) / own
-    own = slice(0, 1 + iteration.layout.p)
-    require_bounded(information[own, own], ["Intercept", *iteration.layout.names])
+    # The second place is that of a residual variance, which these responses do not have.
+    own = np.delete(np.arange(2 + iteration.layout.p), 1)
+    require_bounded(information[np.ix_(own, own)], ["Intercept", *iteration.layout.names])
     return PsiCovariance(inverse_information(joint, information, scale=False), FROM_MOMENTS)
 
 

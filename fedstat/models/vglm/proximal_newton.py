@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.message import Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
+from fedstat.inference.convergence import rounding_error
+from fedstat.inference.recession import CERTAIN, MOST_STEPS, PART, continues, unbounded_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
 from fedstat.kernels.penalized.path import LinearSteps
@@ -287,6 +289,8 @@ class ProximalNewton:
     steps: int = 0
     lassos: int = 0
     line: ProgressLine | None = None
+    moves: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
 
     def run(self) -> FitProtocol[list[CertifiedPoint]]:
         """Solve all problems."""
@@ -349,6 +353,8 @@ class ProximalNewton:
             return
         self.found.append(CertifiedPoint(self.point, violation))
         self.model, self.steps, self.lassos = None, 0, 0
+        self.moves.clear()
+        self.lengths.clear()
         if self.line is not None:
             self.line.step()
 
@@ -357,6 +363,8 @@ class ProximalNewton:
         at, b, point = self.at, self.point.b[self.at], self.point
         H, score = self.H[np.ix_(at, at)], point.score[at]
         new, decrease = proximal_step(H, score, b, model, tol=max(0.01 * violation, 0.1 * self.unit))
+        if not (model.level.any() or model.ridge.any()):
+            yield from self._refuse_recession(new - b, decrease)
         current = point.loss + model.value(b)
         for halving in range(PROXIMAL_HALVINGS):
             t = 0.5**halving
@@ -370,6 +378,28 @@ class ProximalNewton:
                 self._learn(reached)
                 return True
         return False
+
+    def _refuse_recession(self, step: Floats, decrease: float) -> FitProtocol[None]:
+        """Raise EstimationError if the likelihood does not fall far beyond steps that do not shrink.
+
+        See :mod:`fedstat.inference.recession`; without a penalty, coefficients may go to infinity.
+        """
+        n = self.oracle.layout.n
+        self.lengths.append(float(np.sqrt(max(2.0 * n * decrease, 0.0))))
+        self.moves.append(float(np.abs(step).max(initial=0.0)))
+        if not (continues(self.moves, self.lengths) and self.lengths[-1] < CERTAIN):
+            return
+        full = self.point.b.copy()
+        for length in min(1.0 / self.lengths[-1], MOST_STEPS) / np.array([1.0, 3.0]):
+            full[self.at] = self.point.b[self.at] + length * step
+            highest = self.point.loss + rounding_error(n * self.point.loss, n) / n
+            if (yield from self.oracle.evaluate(full, highest)) is not None:
+                whole = np.zeros(len(full))
+                whole[self.at] = step
+                change = np.abs(self.oracle.turn @ whole)[1:]
+                names = self.oracle.layout.names
+                growing = np.flatnonzero(change > PART * change.max(initial=0.0))
+                raise EstimationError(unbounded_text([names[j] for j in growing]))
 
     def _learn(self, reached: LossPoint) -> None:
         """Go to a point, and update the curvature on the way (BFGS), because a Hessian costs far more."""

@@ -1,0 +1,106 @@
+"""Separated outcomes are refused with the names of the columns in every family; nearly separated are fitted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import EstimationError
+
+F, L = sm.families, sm.families.links
+N = 360
+
+
+def people(seed: int) -> pd.DataFrame:
+    """Rows of three sites; `g` has the levels a, b and c, and is independent of all outcomes."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"site": np.repeat(list("ABC"), N // 3), "x": rng.normal(size=N)})
+    frame["id"] = [f"p{k}" for k in range(N)]
+    frame["pair"] = np.arange(N) // 5
+    frame["g"] = rng.permutation(np.repeat(list("aaaaaabbbbcc"), N // 12))
+    eta = 0.5 * frame["x"]
+    frame["y"] = (rng.logistic(size=N) < eta).astype(int)
+    frame["count"] = rng.poisson(np.exp(0.3 + eta))
+    frame["grade"] = np.digitize(eta + rng.logistic(size=N), [-1.0, 0.8])
+    frame["kind"] = rng.choice(["p", "q", "s"], N)
+    frame["time"] = np.ceil(20.0 * rng.exponential(np.exp(-eta))) + 1.0
+    frame["event"] = (rng.uniform(size=N) < 0.7).astype(int)
+    return frame
+
+
+LOWEST = {"y": 0, "count": 0, "grade": 0, "kind": "p", "event": 0}
+OTHERS = {"y": [1], "count": [1], "grade": [1, 2], "kind": ["q", "s"], "event": [1]}
+
+
+def separated(response: str, seed: int, *, spared: int = 0) -> pd.DataFrame:
+    """Rows of which those of level c have the lowest outcome, but for some that are `spared`."""
+    frame = people(seed)
+    rows = frame.index[frame["g"] == "c"]
+    frame.loc[rows, response] = LOWEST[response]
+    for k, row in enumerate(rows[:spared]):
+        frame.loc[row, response] = OTHERS[response][k % len(OTHERS[response])]
+    for level in "bc":
+        frame[f"is_{level}"] = (frame["g"] == level).astype(float)
+    return frame
+
+
+def over_rows(model, left: str, more: str = "", **options):
+    def fit(frame: pd.DataFrame):
+        partition = fs.ClientPartition.from_frame(frame, by="site")
+        return model.from_formula(f"{left} ~ x + g{more}", partition, **options).fit()
+
+    return fit
+
+
+def over_columns(model, left: str, arguments=None, **options):
+    def fit(frame: pd.DataFrame):
+        tables = {"Y": ["id", left], "X": ["id", "x"], "G": ["id", "is_b", "is_c"]}
+        partition = fs.ClientPartition.from_frames({k: frame[c] for k, c in tables.items()}, on="id")
+        return model.from_formula(f"{left} ~ x + is_b + is_c", partition, **options).fit(**(arguments or {}))
+
+    return fit
+
+
+FAMILIES = {
+    "logit": ("y", over_rows(fs.FederatedGLM, "y", family=F.Binomial())),
+    "GLORE": ("y", over_rows(fs.GLORE, "y")),
+    "probit": ("y", over_rows(fs.FederatedGLM, "y", family=F.Binomial(L.Probit()))),
+    "cloglog": ("y", over_rows(fs.FederatedGLM, "y", family=F.Binomial(L.CLogLog()))),
+    "Poisson": ("count", over_rows(fs.FederatedGLM, "count", family=F.Poisson())),
+    "negative binomial": ("count", over_rows(fs.FederatedGLM, "count", family=F.NegativeBinomial(alpha=0.5))),
+    "GEE logit": ("y", over_rows(fs.FederatedGEE, "y", groups="pair", family=F.Binomial())),
+    "GEE Poisson": ("count", over_rows(fs.FederatedGEE, "count", groups="pair", family=F.Poisson())),
+    "mixed logit": ("y", over_rows(fs.FederatedMixed, "y", " + (1 | pair)", family=F.Binomial())),
+    "mixed Poisson": ("count", over_rows(fs.FederatedMixed, "count", " + (1 | pair)", family=F.Poisson())),
+    "ordinal": ("grade", over_rows(fs.FederatedOrdinal, "grade")),
+    "multinomial": ("kind", over_rows(fs.FederatedMultinomial, "kind")),
+    "Cox": ("event", over_rows(fs.FederatedCox, "Surv(time, event)")),
+    "VFEMGLM logit": ("y", over_columns(fs.VFEMGLM, "y", family=F.Binomial(), between="independent")),
+    "VFEMGLM Poisson": (
+        "count",
+        over_columns(fs.VFEMGLM, "count", family=F.Poisson(), between="independent"),
+    ),
+    "VFEMGLM joint": ("count", over_columns(fs.VFEMGLM, "count", family=F.Poisson())),
+    "VerticalGLM": ("y", over_columns(fs.VerticalGLM, "y", {"lambda_": 0.0}, family=F.Binomial())),
+}
+NAMES = r"('g\[T.c\]'|'[qs]: g\[T.c\]'|'is_c')"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_level_with_one_outcome_is_named(name):
+    response, fit = FAMILIES[name]
+    with pytest.raises(EstimationError, match=f"(separat|monotone).*{NAMES}|{NAMES}.*separate") as raised:
+        fit(separated(response, 1))
+    # Columns that do not separate are not named.
+    assert "'x'" not in str(raised.value) and "'g[T.b]'" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_level_with_few_other_outcomes_is_fitted(name):
+    response, fit = FAMILIES[name]
+    result = fit(separated(response, 1, spared=4))
+    assert result.converged
+    assert result.bse.to_numpy().max() < 3.0
