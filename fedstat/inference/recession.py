@@ -38,7 +38,7 @@ A log-likelihood that falls by :math:`\epsilon` for each unit of the linear pred
 COLLAPSED = 1e-4
 """Share of the first information along a direction that makes it suspect where an iteration ends."""
 RIDGE, FARTHEST = 1e-10, 1e8
-MOST_STEPS, DOUBLED = 50.0, 2.0
+FAR_STEPS, DOUBLED = 50.0, 2.0
 """Limits of the examined way, in steps, and in distances of the last point: sums further away overflow."""
 VANISHED = 1e-7
 """Smallest eigenvalue of the information with unit diagonal, of columns that are not collinear.
@@ -128,7 +128,7 @@ class RecessionTest:
         if not (suspected and np.isfinite(now).all()):
             return None
         # At the end, a step may consist of rounding; the point itself has gone the way.
-        along, most = (point, DOUBLED) if ended else (step, MOST_STEPS)
+        along, most = (point, DOUBLED) if ended else (step, FAR_STEPS)
         direction, share = flattest(self.first, now, along)
         if not direction.any() or (ended and share >= COLLAPSED):
             return None

@@ -1,6 +1,10 @@
-"""Separated outcomes are refused with the names of the columns in every family; nearly separated are fitted."""
+"""Separated outcomes are refused in every family, with the names of the columns; others are fitted."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -84,7 +88,7 @@ FAMILIES = {
         over_columns(fs.VFEMGLM, "count", family=F.Poisson(), between="independent"),
     ),
     "VFEMGLM joint": ("count", over_columns(fs.VFEMGLM, "count", family=F.Poisson())),
-    "VerticalGLM": ("y", over_columns(fs.VerticalGLM, "y", {"lambda_": 0.0}, family=F.Binomial())),
+    "VerticalGLM": ("y", over_columns(fs.VerticalGLM, "y", {"lam": 0.0}, family=F.Binomial())),
 }
 NAMES = r"('g\[T.c\]'|'[qs]: g\[T.c\]'|'is_c')"
 
@@ -104,3 +108,75 @@ def test_a_level_with_few_other_outcomes_is_fitted(name):
     result = fit(separated(response, 1, spared=4))
     assert result.converged
     assert result.bse.to_numpy().max() < 3.0
+
+
+# -- rounding does not decide ------------------------------------------------------------------------------
+
+ROUNDINGS = {
+    "rows in another order": lambda frame: frame.sample(frac=1.0, random_state=3),
+    "scaled by 1 + 1e-15": lambda frame: frame.assign(x=frame["x"] * (1.0 + 1e-15)),
+    "other units": lambda frame: frame.assign(x=1e5 * frame["x"] + 1e7),
+}
+
+
+@pytest.mark.parametrize("name", ["logit", "Poisson", "mixed logit", "VFEMGLM Poisson"])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_rounding_does_not_decide_separation(name, seed):
+    response, fit = FAMILIES[name]
+    for change in ROUNDINGS.values():
+        with pytest.raises(EstimationError, match=NAMES):
+            fit(change(separated(response, seed)))
+
+
+def zero_counts(seed: int, missing: float) -> pd.DataFrame:
+    """Entities of which all without `a` have a count of zero, and b is missing for some."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"id": range(60), "y": (rng.normal(size=60) > 0).astype(float)})
+    frame["a"], frame["b"] = frame["y"], rng.normal(size=60)
+    frame.loc[rng.random(60) < missing, "b"] = np.nan
+    return frame
+
+
+def refusal_of_zero_counts(seed: int, missing: float) -> str:
+    """Return the text of the error of a Poisson model of these entities, or the estimates."""
+    frame = zero_counts(seed, missing)
+    tables = {"Holder": frame[["id", "y"]], "A": frame[["id", "a"]], "B": frame[["id", "b"]].dropna()}
+    partition = fs.ClientPartition.from_frames(tables, on="id")
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=F.Poisson(), between="independent")
+    try:
+        return repr(model.fit().params.to_dict())
+    except EstimationError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_counts_of_zero_are_named_whatever_the_seed(seed, missing):
+    assert "coefficients of 'a' grow without bound" in refusal_of_zero_counts(seed, missing)
+
+
+@pytest.mark.parametrize("processor", ["Haswell", "Sandybridge"])
+def test_kernels_of_other_processors_do_not_decide(processor):
+    code = "from test_separation import *; print(refusal_of_zero_counts(1, 0.3))"
+    environment = os.environ | {"OPENBLAS_CORETYPE": processor, "PYTHONWARNINGS": "ignore"}
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "coefficients of 'a' grow without bound" in ran.stdout, ran.stderr
+
+
+# -- nearly separated --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [0.3, 0.03, 1e-3])
+@pytest.mark.parametrize("family", [F.Binomial(), F.Binomial(L.Probit())])
+def test_two_rows_that_overlap_give_a_finite_estimate(overlap, family):
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"site": np.repeat(list("ABC"), 200), "x": rng.normal(size=600)})
+    frame["y"] = (frame["x"] > 0).astype(int)
+    frame.loc[frame.index[frame["x"] > 0][0], ["x", "y"]] = [overlap, 0]
+    frame.loc[frame.index[frame["x"] < 0][0], ["x", "y"]] = [-overlap, 1]
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=fs.Policy(min_count=1))
+    ours = fs.FederatedGLM.from_formula("y ~ x", partition, family=family).fit()
+    pooled = sm.GLM(frame["y"], sm.add_constant(frame["x"]), family=family).fit(maxiter=200, tol=1e-12)
+    assert ours.converged
+    np.testing.assert_allclose(ours.params, pooled.params, rtol=1e-5)

@@ -15,7 +15,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.inference.convergence import rounding_error
-from fedstat.inference.recession import CERTAIN, MOST_STEPS, PART, continues, unbounded_text
+from fedstat.inference.recession import CERTAIN, FAR_STEPS, PART, continues, unbounded_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
 from fedstat.kernels.penalized.path import LinearSteps
@@ -390,7 +390,7 @@ class ProximalNewton:
         if not (continues(self.moves, self.lengths) and self.lengths[-1] < CERTAIN):
             return
         full = self.point.b.copy()
-        for length in min(1.0 / self.lengths[-1], MOST_STEPS) / np.array([1.0, 3.0]):
+        for length in min(1.0 / self.lengths[-1], FAR_STEPS) / np.array([1.0, 3.0]):
             full[self.at] = self.point.b[self.at] + length * step
             highest = self.point.loss + rounding_error(n * self.point.loss, n) / n
             if (yield from self.oracle.evaluate(full, highest)) is not None:

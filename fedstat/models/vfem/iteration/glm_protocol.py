@@ -23,7 +23,7 @@ from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.protocols.running_sums import ColumnOpening, RunningSums
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.convergence import rounding_error
-from fedstat.inference.recession import CERTAIN, MOST_STEPS, continues, unbounded_text
+from fedstat.inference.recession import CERTAIN, FAR_STEPS, continues, unbounded_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.pattern_merging import min_entities
@@ -321,7 +321,7 @@ class QuasiNewtonIteration(IterationState):
         before, edges = self.point, self.at_the_edge
         own = self.memory.direction(self.weights, self._scale)
         needed = before.log_likelihood - rounding_error(before.log_likelihood, self.layout.n)
-        for length in min(1.0 / self.lengths[-1], MOST_STEPS) / np.array([1.0, 3.0]):
+        for length in min(1.0 / self.lengths[-1], FAR_STEPS) / np.array([1.0, 3.0]):
             point = yield from self._evaluate(
                 before.own + length * own, [weights] * len(self.layout.sites), length, needed
             )
