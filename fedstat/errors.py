@@ -38,6 +38,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Self
 
 PACKAGE = os.path.join(os.path.dirname(__file__), "")
@@ -133,6 +134,36 @@ class EstimationError(FedstatError, ArithmeticError):
     ...     print(type(error).__name__)
     EstimationError
     """
+
+
+class AliasedColumnsError(EstimationError):
+    """Columns of interactions follow from earlier columns, as where a combination of levels has no rows.
+
+    A fit over rows catches it, leaves the columns out, and starts again.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Names of the columns.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        As given.
+
+    Examples
+    --------
+    >>> from fedstat.errors import AliasedColumnsError
+    >>> AliasedColumnsError(["sex[T.m]:stage[T.IV]"]).columns
+    ('sex[T.m]:stage[T.IV]',)
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        super().__init__(
+            f"interactions {', '.join(map(repr, self.columns))} follow from other columns over all sites: "
+            "a combination of levels has no rows of its own. Leave the interaction out, or merge levels"
+        )
 
 
 class EngineError(FedstatError):

@@ -194,6 +194,10 @@ class Explainable:
         """Return the same model among the remaining sites; by default a fit ends with the error."""
         raise error
 
+    def _drop_columns(self, columns: Sequence[str]) -> bool:
+        """Leave columns out of the design, and return whether a fit starts again; by default it ends."""
+        return False
+
     def _columns_read(self, site: str) -> Sequence[str]:
         """Name the columns of a site that the model reads."""
         raise NotImplementedError

@@ -18,6 +18,7 @@ import scipy.linalg  # noqa: F401  its BLAS is loaded before threads are limited
 from threadpoolctl import ThreadpoolController
 
 from fedstat.errors import (
+    AliasedColumnsError,
     DataWarning,
     DisclosureWarning,
     EngineError,
@@ -152,6 +153,11 @@ def run_fit(
                 if not is_dry_run and (owners := owners_consulted(model.partition)):
                     propose(model, owners, call.arguments, call.method)
                 return estimate(model, attempt, *args, **options)
+            except AliasedColumnsError as error:
+                # What the attempt released stays in the ledger; the sites code the rows again without them.
+                model._agreement = attempt.ledger
+                if not model._drop_columns(error.columns):
+                    raise
             except (EngineError, SessionError) as error:
                 model = started._rest = model._without_lost(error, attempt.ledger)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -341,7 +341,29 @@ def code_rows(
     require_categories({name: series[name] for name in spec.levels}, site)
     columns = _prepare(series, spec.kinds, spec.levels, spec.means, site)
     state: TransformStates = restore_state(spec.state)
-    return code_design(terms, columns, state, intercept=spec.intercept, n=n, site=site)
+    coded = code_design(terms, columns, state, intercept=spec.intercept, n=n, site=site)
+    return without_columns(coded, terms, spec.dropped, site) if spec.dropped else coded
+
+
+def without_columns(
+    coded: CodedColumns, terms: Sequence[Term], dropped: Sequence[str], site: str
+) -> CodedColumns:
+    """Leave out columns of interactions.
+
+    Raises a DesignError for a column of a single factor: without it, a level of a factor would silently
+    belong to another one.
+    """
+    single = {term_text(term) for term in terms if len(term) == 1}
+    names = [name for name, term in zip(coded.names, coded.term_names, strict=True) if term in single]
+    if wrong := sorted(set(dropped) & set(names)):
+        raise DesignError(f"{site}: columns {', '.join(map(repr, wrong))} are not those of an interaction")
+    kept = [j for j, name in enumerate(coded.names) if name not in dropped]
+    return replace(
+        coded,
+        X=coded.X[:, kept],
+        names=tuple(coded.names[j] for j in kept),
+        term_names=tuple(coded.term_names[j] for j in kept),
+    )
 
 
 def _prepare(

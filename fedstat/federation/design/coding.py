@@ -591,7 +591,7 @@ class BlockSpec:
     levels, in order, of every column coded as categories. `state`, of transforms by their text, may hold
     figures of the data (a mean, the bounds and knots of a spline): it stays where the block is unless its
     release is declared. `means` replace single missing numbers; they are empty unless the block was built
-    with ``partial="mean"``.
+    with ``partial="mean"``. `dropped` are columns of interactions that follow from other columns.
     """
 
     site: str = ""
@@ -604,6 +604,7 @@ class BlockSpec:
     levels: dict[str, tuple[LevelValue, ...]] = field(default_factory=dict)
     state: dict[str, dict[str, Figures]] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Write the specification as JSON text."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedstat import codec
-from fedstat.errors import DesignError, SpellingWarning, warn
+from fedstat.errors import AliasedColumnsError, DesignError, SpellingWarning, warn
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import BlockSpec, plain_state
 from fedstat.federation.design.horizontal_steps import INTERCEPT, NamedColumns, RowsCoding, varying
@@ -212,6 +212,11 @@ def assemble_design(
     varies = varying(mean, spread, intercept)
     if further:  # effects may have a constant
         varies[-further:] |= mean[-further:] != 0.0
+    terms = (*head, *reported[0].term_names)
+    zero = (mean == 0.0) & (spread == 0.0)
+    own = len(names) - further
+    if empty := [names[j] for j in np.flatnonzero(zero[:own]).tolist() if is_interaction(terms[j])]:
+        raise AliasedColumnsError(empty)
     if not varies.all():
         raise DesignError(
             f"design column {names[int(np.argmin(varies))]!r} is constant over the complete rows of all "
@@ -219,8 +224,24 @@ def assemble_design(
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
-    terms = (*head, *reported[0].term_names)
     return RowsDesign(names, terms, intercept, n, mean, spread, effects, further)
+
+
+def is_interaction(term: str) -> bool:
+    """Return whether a term has several factors; colons inside quotes or brackets are part of names."""
+    depth, quote = 0, ""
+    for sign in term:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"`":
+            quote = sign
+        elif sign in "([":
+            depth += 1
+        elif sign in ")]":
+            depth -= 1
+        elif sign == ":" and depth == 0:
+            return True
+    return False
 
 
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:

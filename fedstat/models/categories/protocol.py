@@ -157,7 +157,12 @@ class CategoryNewton(LikelihoodNewton):
         total = yield from self.evaluate(point.arrays(gamma))
         if total is None:
             raise EstimationError(NO_STEP.format(0))
-        require_independent(total.information, point.names)
+        require_independent(
+            total.information,
+            point.names,
+            terms=point.of_columns(design.term_names),
+            columns=point.of_columns(design.names),
+        )
         if session.agreement.question.offsets:
             gamma, total, _, _ = yield from self.climb(point, gamma, total, constants)
         null = total.loglik
@@ -258,6 +263,12 @@ class Point:
         """Which parameters are thresholds or intercepts."""
         own = self.M.reshape(-1, len(self.design.names), self.M.shape[1])[:, 1:]
         return np.asarray(np.abs(own).sum(axis=(0, 1)) == 0.0)
+
+    def of_columns(self, texts: Sequence[str]) -> list[str]:
+        """Repeat texts of the columns for every parameter."""
+        if self.M.shape[1] < len(self.M):
+            return ["" for _ in range(self.width)] + list(texts[1:])
+        return [text for _ in range(self.width) for text in texts]
 
     @property
     def term_names(self) -> list[str]:

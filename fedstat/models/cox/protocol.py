@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, PolicyError
+from fedstat.errors import AliasedColumnsError, EstimationError, PolicyError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol, attempt
@@ -185,7 +185,9 @@ class CoxNewton(LikelihoodNewton):
         assert total is not None
         points = POINTS
         try:
-            require_independent(total.information, names)
+            require_independent(total.information, names, terms=design.term_names)
+        except AliasedColumnsError:
+            raise
         except EstimationError:
             if edges is None:
                 require_varying(total.information, names)
@@ -240,7 +242,7 @@ class CoxNewton(LikelihoodNewton):
         # 5. Newton's steps with one baseline hazard.
         newton = CommonNewton(session, self.request, edges, levels, scale, design.mean)
         common = yield from newton.run(gamma, points, cov_type, clusters)
-        require_independent(common.information, names)
+        require_independent(common.information, names, terms=design.term_names)
         if not np.isfinite(common.gamma).all() or (
             common.converged and np.abs(common.gamma - common.at.gamma).max() > LARGE_STEP
         ):

@@ -19,7 +19,7 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
     """Require linearly independent columns; the error names those that are collinear over all sites."""
     design = coordinates.design
     constant = partial(_has_constant, coordinates=coordinates) if design.intercept else None
-    require_independent(information, design.names, constant)
+    require_independent(information, design.names, constant, terms=design.term_names)
 
 
 def _has_constant(combination: Floats, coordinates: Coordinates) -> bool:

@@ -7,22 +7,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.linalg import qr, solve_triangular
 
-from fedstat.errors import EstimationError
+from fedstat.errors import AliasedColumnsError, EstimationError
+from fedstat.federation.design.horizontal_design import is_interaction
 from fedstat.typing import Floats
 
 RANK_TOLERANCE = 1e-12
 """Relative eigenvalue of the information with unit diagonal below which columns are collinear."""
+FOLLOWS = 1e-10
+"""Share of the information of a column that remains next to the columns before it, if it follows from them."""
 SHARE = 1e-4
 """Share of a combination above which a column is named as a part of it."""
 
 
 def require_independent(
-    information: Floats, names: Sequence[str], has_constant: Callable[[Floats], bool] | None = None
+    information: Floats,
+    names: Sequence[str],
+    has_constant: Callable[[Floats], bool] | None = None,
+    *,
+    terms: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> None:
     """Require linearly independent columns; the error names those that are collinear over all sites.
 
     `information` (p, p) is that of standardized columns. If the first is the intercept, `has_constant` tells
-    whether a combination (p,) of the columns has a constant.
+    whether a combination (p,) of the columns has a constant. `terms` are those of the columns, and `columns`
+    their names in the design, if these are not `names`.
+
+    Raises AliasedColumnsError if only columns of interactions follow from those before them, as R leaves them
+    out, and EstimationError otherwise.
     """
     size = np.sqrt(np.maximum(np.diag(information), 0.0))
     if (size == 0.0).any():
@@ -31,6 +43,9 @@ def require_independent(
     values, vectors = np.linalg.eigh(scaled)
     if values[0] > RANK_TOLERANCE * values[-1]:
         return
+    aliased = following(scaled)
+    if terms and aliased and all(is_interaction(terms[j]) for j in aliased):
+        raise AliasedColumnsError(list(dict.fromkeys((columns or names)[j] for j in aliased)))
     # A root of the information has the dependencies of the design, but none of its rows.
     root = (np.sqrt(np.maximum(values, 0.0)) * vectors).T
     # Pivoting puts dependent columns last.
@@ -54,3 +69,14 @@ def require_independent(
         f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave "
         "out one of each group."
     )
+
+
+def following(scaled: Floats) -> list[int]:
+    """Return the columns that follow from those before them; `scaled` (p, p) has a unit diagonal."""
+    left, found = scaled.copy(), []
+    for j in range(len(left)):
+        if left[j, j] <= FOLLOWS:
+            found.append(j)
+            continue
+        left = left - np.outer(left[:, j], left[j]) / left[j, j]
+    return found

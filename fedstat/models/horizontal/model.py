@@ -358,6 +358,14 @@ class HorizontalModel(Explainable):
             self.partition.sites[name].policy.masked_only for name in self.sites
         )
 
+    def _drop_columns(self, columns: Sequence[str]) -> bool:
+        """Leave columns of interactions out of the design; False if they are left out already."""
+        dropped = tuple(dict.fromkeys((*self.agreement.spec.dropped, *columns)))
+        if len(dropped) == len(self.agreement.spec.dropped):
+            return False
+        self.agreement = replace(self.agreement, spec=replace(self.agreement.spec, dropped=dropped))
+        return True
+
     def _open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)

@@ -224,6 +224,14 @@ class DesignResults(CoefficientResults):
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
+        if dropped := self.basis.agreement.spec.dropped:
+            yield Note(
+                "aliased_columns",
+                "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where a "
+                "combination of levels has no rows; predictions for such rows leave the interaction out.",
+                "warning",
+                {"columns": ", ".join(dropped)},
+            )
         if lost := "; ".join(map(str, self.absent)):
             yield Note("lost_sites", f"{lost}. Parts of sums before that follow by subtraction.", "warning")
 

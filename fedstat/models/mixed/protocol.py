@@ -460,7 +460,7 @@ class MixedNewton:
         """
         zero = np.zeros(self.effects.K)
         null = yield from self.evaluate(zero, reml)
-        require_independent(null.products[0, :-1, :-1], self.design.names)
+        require_independent(null.products[0, :-1, :-1], self.design.names, terms=self.design.term_names)
         both = [1.0 + (a != b) for q in self.effects.sizes for a, b in lower_pairs(q)]
         moments = null.logdet[1 : 1 + self.effects.K] / both / self.weight
         self.effects = self.effects.uncorrelated(moments)
