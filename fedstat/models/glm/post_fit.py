@@ -483,7 +483,7 @@ def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> 
     small = _same_family("compare_lr_test", full, restricted)
     if not (full.estimates_dispersion or small.estimates_dispersion) or full.distribution.least_squares:
         return lr_test(full, small)
-    df_diff = check_nested(full.estimate, small.estimate)
+    df_diff = check_nested(full.estimate, small.estimate, full._spans(small))
     family, weights = full.distribution.name, full.basis.agreement.question.weights
     if family not in LOSSES or (family == "Gamma" and "var_weights" in weights):
         raise NotAvailableError(
@@ -505,7 +505,7 @@ def compare_deviances(full: GLMStatements, restricted: CoefficientResults) -> FT
             f"compare_f_test: the dispersion of {full.distribution} was fixed at {full.scale:g} and not "
             'estimated; use compare_lr_test, or fit with scale="X2"'
         )
-    df_diff = check_nested(full.estimate, small.estimate)
+    df_diff = check_nested(full.estimate, small.estimate, full._spans(small))
     statistic = max(small.deviance - full.deviance, 0.0) / df_diff / full.scale
     return FTest(statistic, float(stats.f.sf(statistic, df_diff, full.df_resid)), df_diff)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError
+from fedstat.errors import DesignError, ModelError
 from fedstat.federation.design.formula.syntax_tree import SPLINES, Column, Transform
 from fedstat.federation.design.formula.terms import term_columns, term_text
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
@@ -115,3 +115,40 @@ def known_limits(agreement: RowsAgreement, design: RowsDesign) -> dict[str, tupl
             moments[tree.name] = mean, unit * float(design.spread[j])
     ranges = {name: (mean - SPREADS * sd, mean + SPREADS * sd) for name, (mean, sd) in moments.items()}
     return ranges | bounds
+
+
+SPANNING_ROWS, REMAINS = 400, 1e-8
+"""Rows at which designs are compared, and the share of a column that is no combination of others."""
+
+
+def spans(full: tuple[RowsAgreement, RowsDesign], restricted: tuple[RowsAgreement, RowsDesign]) -> bool:
+    """Return whether the columns of one design are combinations of those of another, for all rows.
+
+    Both are coded for invented rows, between the limits of the columns and at all pairs of levels. No data
+    are needed: a column that is a combination for all of these is one for every row.
+    """
+    rng = np.random.default_rng(0)
+    ranges = known_limits(*full)
+    for name, (low, high) in known_limits(*restricted).items():
+        first, last = ranges.get(name, (low, high))
+        # Where intervals do not meet, a spline refuses the values, and the fits are not compared.
+        ranges[name] = max(low, first), min(high, last)
+    levels = {**full[0].spec.levels, **restricted[0].spec.levels}
+    table: dict[str, Any] = {}
+    for name in dict.fromkeys((*full[0].question.columns, *restricted[0].question.columns)):
+        if name in levels:
+            table[name] = rng.choice(np.array(levels[name], dtype=object), SPANNING_ROWS)
+        else:
+            table[name] = rng.uniform(*ranges.get(name, (1.0, 2.0)), SPANNING_ROWS)
+    try:
+        (seen, X), (also, Z) = (code_frame(*one, pd.DataFrame(table)) for one in (full, restricted))
+    except DesignError:
+        return False
+    if not (seen.all() and also.all()):
+        return False
+    # A baseline hazard contains the constant that its columns are coded next to.
+    if full[0].question.intercept:
+        X = np.column_stack([np.ones(len(X)), X])
+    X = X / np.maximum(np.abs(X).max(axis=0), np.finfo(float).tiny)
+    rest = Z - X @ np.linalg.lstsq(X, Z, rcond=1e-12)[0]
+    return bool((np.abs(rest).max(axis=0) <= REMAINS * np.abs(Z).max(axis=0)).all())

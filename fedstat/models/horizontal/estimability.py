@@ -14,7 +14,7 @@ from fedstat.typing import Floats
 RANK_TOLERANCE = 1e-12
 """Relative eigenvalue of the information with unit diagonal below which columns are collinear."""
 FOLLOWS = 1e-10
-"""Share of the information of a column that remains next to the columns before it, if it follows from them."""
+"""Share of the information of a column that remains next to those before it, if it follows from them."""
 SHARE = 1e-4
 """Share of a combination above which a column is named as a part of it."""
 

@@ -21,7 +21,7 @@ from fedstat.inference.plots import draw_effect
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice
-from fedstat.models.horizontal.effects import effect_contrasts
+from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
@@ -147,6 +147,13 @@ class DesignResults(CoefficientResults):
         found: RowsBasis = self._record.basis
         return found
 
+    def _spans(self, restricted: CoefficientResults) -> bool:
+        """Whether the columns of another fit are combinations of these, as a line is one of a spline."""
+        if not isinstance(restricted, DesignResults):
+            return False
+        here, there = ((fit.basis.agreement, fit._fit.design) for fit in (self, restricted))
+        return spans(here, there)
+
     def _deviations(self) -> pd.Series:
         return pd.Series(self._fit.design.spread, index=list(self.estimate.names))
 
@@ -227,8 +234,8 @@ class DesignResults(CoefficientResults):
         if dropped := self.basis.agreement.spec.dropped:
             yield Note(
                 "aliased_columns",
-                "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where a "
-                "combination of levels has no rows; predictions for such rows leave the interaction out.",
+                "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where "
+                "a combination of levels has no rows; predictions for such rows leave the interaction out.",
                 "warning",
                 {"columns": ", ".join(dropped)},
             )
