@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 
 import pandas as pd
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, FedstatWarning, ModelError, warn
 from fedstat.inference.summary import CoefficientBlock
 from fedstat.typing import Floats
 
@@ -17,6 +17,23 @@ from fedstat.typing import Floats
 # Estimates in the form that every model family returns.
 
 INTERCEPT = "Intercept"
+UNUSUAL = 0.5
+"""Largest alpha that is plausible: above it, the level of an interval was probably meant."""
+
+
+def check_alpha(alpha: float, what: str = "alpha") -> None:
+    """Require an alpha between 0 and 1, and warn of one that looks like the level of the interval.
+
+    Raises ModelError; `what` is named in front.
+    """
+    if not 0.0 < alpha < 1.0:
+        raise ModelError(f"{what}: expected alpha between 0 and 1, received {alpha}")
+    if alpha > UNUSUAL:
+        warn(
+            f"alpha = {alpha:g} makes intervals of level {1.0 - alpha:.0%}. For a level of {alpha:.0%} write "
+            f"alpha={1.0 - alpha:.4g}",
+            FedstatWarning,
+        )
 
 
 class ReceiptLike(Protocol):

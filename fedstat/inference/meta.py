@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import FEW_SITES
 from fedstat.inference.meta_analysis import (
     CHOICES,
@@ -318,8 +319,7 @@ def meta(
     >>> round(found.common, 3), round(found.common_se, 3)
     (0.472, 0.021)
     """
-    if not 0.0 < alpha < 1.0:
-        raise ModelError(f"meta: expected alpha between 0 and 1, received {alpha}")
+    check_alpha(alpha, "meta")
     for what, given in (("method", method), ("test", test), ("prediction", prediction)):
         if given not in CHOICES[what]:
             listed = ", ".join(map(repr, CHOICES[what]))

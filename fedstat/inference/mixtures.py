@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import bic
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
@@ -172,8 +173,7 @@ class OutsideResults(Report):
         sums: ModalSums,
         alpha: float = 0.05,
     ) -> None:
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"outside: expected alpha between 0 and 1, received {alpha}")
+        check_alpha(alpha, "outside")
         means, cov = weigh_by_cluster(errors, sums)
         K, C = means.shape
         self.variable, self.site, self.levels, self.alpha = variable, site, tuple(levels), alpha

@@ -11,6 +11,7 @@ from scipy import stats
 from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet, made_from
 from fedstat.inference.tables import Sheet, SheetSummary
@@ -97,8 +98,7 @@ class MeanResults(Report):
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``: columns 0 and 1, rows by name."""
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        check_alpha(alpha, "conf_int")
         half = stats.t.isf(alpha / 2.0, self.df_resid) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.inference.covariance import delta_method
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.summary import STATEMENTS, Note, Report
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums
@@ -138,6 +139,7 @@ class MarginalEffects(Report):
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``: column 0 the lower, column 1 the upper limit."""
+        check_alpha(alpha)
         half = self._test_distribution.isf(alpha / 2.0) * self.margeff_se
         return pd.DataFrame({0: self.margeff - half, 1: self.margeff + half})
 

@@ -20,7 +20,7 @@ from statsmodels.stats.multitest import multipletests
 from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.message import pack, unpack
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike, check_alpha
 from fedstat.inference.hypotheses import (
     Constraints,
     DegreesOfFreedom,
@@ -350,8 +350,7 @@ class CoefficientResults(Results[Any]):
         DataFrame
             Rows by name; column 0 the lower, column 1 the upper limit.
         """
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        check_alpha(alpha, "conf_int")
         half = self._test_distribution.isf(alpha / 2.0) * self.bse
         limits = pd.DataFrame({0: self.params - half, 1: self.params + half})
         return limits.iloc[self._positions(cols)]

@@ -241,7 +241,7 @@ def counts_model(policy):
     frame = pd.DataFrame({"x": random.normal(size=360), "z": counts, "site": np.arange(360) % 3})
     partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
     family = sm.families.NegativeBinomial(alpha=1.0)
-    return counts, fs.GLORE.from_formula("z ~ x", partition, family=family)
+    return counts, fs.FederatedGLM.from_formula("z ~ x", partition, family=family)
 
 
 @pytest.mark.parametrize(
@@ -283,5 +283,5 @@ def test_an_honest_fit_with_its_dispersion_is_answered(seed):
     frame = pd.DataFrame({"x": x, "z": counts, "site": np.arange(600) % 3})
     partition = fs.ClientPartition.from_frame(frame, by="site", policy=STRICT)
     family = sm.families.NegativeBinomial(alpha=1.0)
-    fit = fs.GLORE.from_formula("z ~ x", partition, family=family).fit(dispersion="ml", local=False)
+    fit = fs.FederatedGLM.from_formula("z ~ x", partition, family=family).fit(dispersion="ml", local=False)
     assert fit.converged

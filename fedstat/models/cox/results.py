@@ -16,7 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
-from fedstat.inference.estimate import Estimate
+from fedstat.inference.estimate import Estimate, check_alpha
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number
@@ -333,9 +333,14 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             raise ModelError("compare_profiles: expected rows without missing values")
         contrast = X - base
         estimate = contrast @ self.estimate.params
+<<<<<<< HEAD
         half = self._combined_distribution.isf(alpha / 2.0) * np.sqrt(
             ((contrast @ self._cov()) * contrast).sum(axis=1)
         )
+=======
+        check_alpha(alpha)
+        half = stats.norm.isf(alpha / 2.0) * np.sqrt(((contrast @ self._cov()) * contrast).sum(axis=1))
+>>>>>>> af18d394 (Warn of an alpha that looks like a level; GLORE takes binomial responses)
         columns = {"hazard_ratio": estimate, "conf_low": estimate - half, "conf_high": estimate + half}
         ratios = {name: exponentials(column) for name, column in columns.items()}
         return pd.DataFrame(ratios, index=frame.index)

@@ -402,6 +402,16 @@ class GLORE(FederatedGLM):
     model_name: ClassVar[str] = "GLORE"
     _default_family: ClassVar[Any] = sm_families.Binomial
 
+    @inherits_signature(HorizontalModel.__init__)
+    def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        family = settings.get("family")
+        if family is not None and DistributionSpec.of(family).name != "Binomial":
+            raise ModelError(
+                f"family: GLORE is logistic regression, received {DistributionSpec.of(family)}; use "
+                "FederatedGLM"
+            )
+        super().__init__(formula, partition, **settings)
+
 
 class FederatedOLS(FederatedGLM):
     """Least squares over sites that hold different rows, with the statistics of statsmodels' OLS.

@@ -15,6 +15,7 @@ from fedstat.federation.design.coding import build_offset
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
+from fedstat.inference.estimate import check_alpha
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
@@ -142,6 +143,7 @@ class GLMPrediction:
 
     def conf_int_linear(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the linear predictor."""
+        check_alpha(alpha)
         half = self.test_distribution.isf(alpha / 2.0) * self.se_linear
         return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
 

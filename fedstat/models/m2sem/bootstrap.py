@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.convergence import gains_little
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
@@ -24,7 +25,7 @@ from fedstat.models.m2sem.local_mixtures import make_modality, restored
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest, PredictRequest
-from fedstat.models.m2sem.tables import KEYS, check_alpha, with_limits
+from fedstat.models.m2sem.tables import KEYS, with_limits
 from fedstat.progress_line import open_line
 from fedstat.typing import Array, Floats, Ints
 

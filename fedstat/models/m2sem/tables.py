@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import NotAvailableError
+from fedstat.inference.estimate import check_alpha
 from fedstat.models.m2sem.information import ObservedInformation
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.typing import Floats
@@ -237,12 +238,6 @@ def with_tests(frame: pd.DataFrame) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = frame["estimate"] / frame["std_error"]
     return frame.assign(statistic=statistic, p_value=2.0 * stats.norm.sf(statistic.abs()))
-
-
-def check_alpha(alpha: float) -> None:
-    """Require a level between 0 and 1."""
-    if not 0.0 < alpha < 1.0:
-        raise ModelError(f"expected alpha between 0 and 1, received {alpha}")
 
 
 def _between(K: int, C: int, a: int, b: int) -> Floats:

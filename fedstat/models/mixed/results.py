@@ -15,6 +15,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.site_rows import code_effects
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.summary import WIDTH, Note, made_from
 from fedstat.inference.tables import Sheet, number
@@ -245,6 +246,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             chosen = kenward_roger(self._record.fit, sums)
         error = np.sqrt(np.diag(chosen.cov))
         df = np.array([chosen.df(row) for row in np.eye(len(error))])
+        check_alpha(alpha)
         t, half = self.estimate.params / error, stats.t.isf(alpha / 2.0, df) * error
         columns = {
             "estimate": self.estimate.params,

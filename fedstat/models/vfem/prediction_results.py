@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import NotAvailableError
+from fedstat.inference.estimate import check_alpha
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.vfem.iteration.site_state import kernel_of
@@ -57,8 +58,7 @@ class MeanPredictions:
 
     def _half_width(self, alpha: float) -> float:
         """Half the width of an interval of level 1 - alpha, in standard errors."""
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        check_alpha(alpha, "conf_int")
         return float(self._test_distribution.ppf(1.0 - alpha / 2.0))
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from scipy.stats import t as t_law
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.estimate import check_alpha
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.learning.knots import doubled, holm, knot_sums
@@ -429,8 +430,7 @@ class BoostPrediction:
             that were given, and by ``t`` of a curve. ``attrs["conditions"]`` says what they are conditional
             on.
         """
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
+        check_alpha(alpha)
         factor = float(t_law.isf(alpha / 2.0, self.df_resid))
         mean, se = self.predicted_mean, np.sqrt(self.var_pred_mean)
         of_one = np.sqrt(self.var_pred_mean + self.var_resid)
