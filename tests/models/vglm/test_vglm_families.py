@@ -184,7 +184,7 @@ def test_columns_that_separate_the_response_are_reported():
 
 def test_with_few_entities_there_is_no_gram_left_for_standard_errors():
     result = make_model(
-        TABLES["binary"].iloc[:45], family=FAMILIES["binary"], partition={"min_count": 3}
+        TABLES["binary"].iloc[45:90], family=FAMILIES["binary"], partition={"min_count": 3}
     ).fit(lam=0.05)
     with pytest.raises(NotAvailableError, match="than the number of entities allows"):
         _ = result.bse
