@@ -244,12 +244,8 @@ class CategoryResults(SiteFitsResults):
         slopes = slopes.reshape(*P.shape, -1) @ fit.map
         se = np.sqrt(np.maximum(np.einsum("mcq,qr,mcr->mc", slopes, fit.cov, slopes), 0.0))
         with np.errstate(all="ignore"):
-<<<<<<< HEAD
-            half = self._combined_distribution.isf(alpha / 2.0) * se / (P * (1.0 - P))
-=======
             check_alpha(alpha)
-            half = stats.norm.isf(alpha / 2.0) * se / (P * (1.0 - P))
->>>>>>> af18d394 (Warn of an alpha that looks like a level; GLORE takes binomial responses)
+            half = self._combined_distribution.isf(alpha / 2.0) * se / (P * (1.0 - P))
             ends = [expit(logit(P) + sign * half) for sign in (-1.0, 1.0)]
         values = np.full((len(frame), P.shape[1], 4), np.nan)
         values[seen] = np.stack([P, se, *ends], axis=2)
@@ -625,12 +621,8 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", reco
     def _thresholds(self, alpha: float) -> pd.DataFrame:
         fit, width = self._record.fit, len(self.categories) - 1
         estimate, se = fit.params[:width], np.sqrt(np.diag(fit.cov))[:width]
-<<<<<<< HEAD
-        half = self._combined_distribution.isf(alpha / 2.0) * se
-=======
         check_alpha(alpha)
-        half = stats.norm.isf(alpha / 2.0) * se
->>>>>>> af18d394 (Warn of an alpha that looks like a level; GLORE takes binomial responses)
+        half = self._combined_distribution.isf(alpha / 2.0) * se
         index = list(self.estimate.names[-width:])
         columns = {
             "estimate": estimate,

@@ -333,14 +333,10 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             raise ModelError("compare_profiles: expected rows without missing values")
         contrast = X - base
         estimate = contrast @ self.estimate.params
-<<<<<<< HEAD
+        check_alpha(alpha)
         half = self._combined_distribution.isf(alpha / 2.0) * np.sqrt(
             ((contrast @ self._cov()) * contrast).sum(axis=1)
         )
-=======
-        check_alpha(alpha)
-        half = stats.norm.isf(alpha / 2.0) * np.sqrt(((contrast @ self._cov()) * contrast).sum(axis=1))
->>>>>>> af18d394 (Warn of an alpha that looks like a level; GLORE takes binomial responses)
         columns = {"hazard_ratio": estimate, "conf_low": estimate - half, "conf_high": estimate + half}
         ratios = {name: exponentials(column) for name, column in columns.items()}
         return pd.DataFrame(ratios, index=frame.index)
