@@ -241,7 +241,7 @@ class GEEScoring:
                         raise separation.error(self.session.sites, self.coordinates)
                     before, gamma, total, converged = total.information, gamma + away, beyond, False
                     step = np.linalg.solve(total.information, total.score)
-                    turn = self.correlation(total) - rho
+                    turn = 0.0 if self.outside is not None else self.correlation(total) - rho
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
 
