@@ -276,6 +276,8 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
             "sites"
         )
     ends = offered[np.sort(accepted)]
+    if np.isin(requested, ends).all():
+        ends = requested  # intervals that are allowed are allowed together
     # Intervals up to just before an end, and of the end alone; with earlier counts, if these have them.
     apart = np.ones(len(ends), dtype=np.bool_)
     if flags.earlier.size:
