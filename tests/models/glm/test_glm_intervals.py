@@ -109,9 +109,11 @@ def test_few_clusters_name_the_bootstrap_only_where_it_runs():
     named = model.fit(**by_site)
     assert any("wild_cluster_bootstrap()" in note for note in named.notes)
     assert 0.0 <= named.wild_cluster_bootstrap("x = 0", reps=99, seed=1).pvalue <= 1.0
-    small = rows(48).assign(site=lambda frame: "s" + (np.arange(len(frame)) % 8).astype(str))
-    small.loc[small["site"] == "s0", "x"] += 30.0  # nearly all variation of x is at one site
-    model = fs.FederatedOLS.from_formula("normal ~ x", fs.ClientPartition.from_frame(small, by="site"))
+    small = rows(160).assign(site=lambda frame: "s" + (np.arange(len(frame)) % 8).astype(str))
+    small.loc[small["site"] == "s0", "x"] *= 30.0  # nearly all variation of x is at one site
+    model = fs.FederatedOLS.from_formula(
+        "normal ~ x + I(x**2)", fs.ClientPartition.from_frame(small, by="site")
+    )
     masked = model.fit(**by_site)
     assert "few_clusters" in masked.diagnostics()["kind"].tolist()
     assert not any("wild_cluster_bootstrap()" in note for note in masked.notes)

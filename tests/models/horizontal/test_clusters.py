@@ -260,7 +260,8 @@ def test_few_effective_clusters_are_announced_with_the_correction_too(name):
     large = pd.concat([table, *[table[table["cluster"] == 0]] * 30], ignore_index=True)
     fit = fitted(name, large, local=False)
     assert fit.df.min() < FEW - 1.0
-    assert "FEW CLUSTERS" in str(fit.summary()).split("Federated")[0]
+    assert fit.diagnostics().set_index("kind").loc["few_clusters", "severity"] == "critical"
+    assert str(fit.summary()).startswith("*** ") and "*** FEW CLUSTERS" in str(fit.summary())
 
 
 @pytest.mark.filterwarnings("ignore:Federated Cox model did not converge")
