@@ -37,6 +37,7 @@ from fedstat.models.categories.protocol import (
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
+from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate
 from fedstat.models.horizontal.site_results import (
@@ -322,7 +323,10 @@ class CategoryResults(SiteFitsResults):
     # -- analyses over the rows --------------------------------------------------------------------
 
     def get_margeff(
-        self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"
+        self,
+        at: Literal["overall", "mean"] = "overall",
+        method: Literal["dydx"] = "dydx",
+        columns: bool = False,
     ) -> MarginalEffects:
         """Marginal effects on the probability of each category, with errors by the delta method.
 
@@ -333,6 +337,9 @@ class CategoryResults(SiteFitsResults):
         ----------
         at : {"overall", "mean"}
         method : {"dydx"}
+        columns : bool
+            Effects of the columns of the design, one by one. By default a variable with several columns, as
+            in ``x + I(x ** 2)``, has no effect, and a note.
 
         Returns
         -------
@@ -374,10 +381,16 @@ class CategoryResults(SiteFitsResults):
         slopes = np.einsum("ak,cabq->ckbq", B, second)
         for k in range(p):
             slopes[:, k, :, k] += first
-        slopes = slopes[:, 1:].reshape(effects.size, -1) @ fit.map
+        directions = [] if columns else variable_directions(self.basis.agreement, fit.design)
+        # Sums of derivatives with the columns are not released.
+        directions = [one if one.plain is not None else replace(one, A=None) for one in directions]
+        kept = (
+            [one.plain - 1 for one in directions if one.plain is not None] if directions else [*range(p - 1)]
+        )
+        slopes = slopes[:, 1:][:, kept].reshape(len(effects) * len(kept), -1) @ fit.map
         made = MarginalEffects(
-            [f"{level}: {name}" for level in self.categories for name in fit.design.names[1:]],
-            effects.ravel(),
+            [f"{level}: {fit.design.names[1 + j]}" for level in self.categories for j in kept],
+            effects[:, kept].ravel(),
             slopes,
             fit.cov,
             test_distribution=self._combined_distribution,
@@ -385,7 +398,8 @@ class CategoryResults(SiteFitsResults):
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows. " if at == "overall" else "At the mean of every column. ")
-            + "Errors by the delta method.",
+            + "Errors by the delta method."
+            + directions_note(directions),
         )
         return made_from(made, self)
 

@@ -217,6 +217,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         atexog: Mapping[int | str, float] | None = None,
         dummy: bool = False,
         count: bool = False,
+        columns: bool = False,
     ) -> MarginalEffects:
         """Marginal effects on the mean; see :meth:`fedstat.results.GLMResults.get_margeff`.
 
@@ -224,14 +225,14 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
 
         Parameters
         ----------
-        at, method, atexog, dummy, count
+        at, method, atexog, dummy, count, columns
             As there.
 
         Returns
         -------
         MarginalEffects
         """
-        return marginal_effects(cast(Any, self), at, method, atexog, dummy, count)
+        return marginal_effects(cast(Any, self), at, method, atexog, dummy, count, columns)
 
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
         """Predict means with standard errors and intervals for rows that the caller holds.

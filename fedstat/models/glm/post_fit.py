@@ -11,6 +11,7 @@ from scipy import stats
 from scipy.linalg import null_space
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.estimate import INTERCEPT
@@ -35,6 +36,7 @@ from fedstat.models.glm.wild_bootstrap import (
     share_beyond,
     with_own,
 )
+from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import add
 from fedstat.models.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
@@ -74,6 +76,7 @@ def marginal_effects(
     atexog: Mapping[int | str, float] | None,
     dummy: bool,
     count: bool,
+    columns: bool = False,
 ) -> MarginalEffects:
     """Return the effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, with its errors."""
     if at in STAY:
@@ -93,39 +96,97 @@ def marginal_effects(
     point = EffectPoint.of(beta, held)
     changes = {j: EffectPoint.of(beta, held | {j: 0.0}) for j in changed}
     log, products = method.startswith("ey"), method.endswith("ex")
+    agreement = result.basis.agreement
+    directions = [] if columns else variable_directions(agreement, fit.design, products)
+    joint = [one for one in directions if one.plain is None and one.A is not None]
+    _check_directions(result, directions, held, changed)
     linear = fit.distribution.link == "Identity" and method == "dydx"
+    if joint and agreement.question.weights.get("freq_weights"):
+        linear = False  # means of columns are over rows without weights
+    by_columns, products = products, products or bool(joint)
     n = 1.0
     if at == "overall" and not linear:
         call, n = f"get_margeff(at={at!r}, method={method!r})", fit.totals[0]
         base, moved = _over_rows(result, point, changes, log, products, call)
     else:
         # With an identity link derivatives are the same at every row.
-        row = fit.design.mean.copy() if at == "mean" else np.zeros(len(beta))
+        row = np.zeros(len(beta)) if at == "zero" else fit.design.mean.copy()
         row[: int(fit.design.intercept)] = 1.0
         if not linear:
             _check_at_row(result, at)
         base, moved = _at_row(result, row, point, changes, log, products)
     averages = {j: changes[j].changes(moved[j], n) for j in changes}
-    effects, jacobian = effects_of(beta, point.effects(base, n), averages)
-    first = int(fit.design.intercept)
+    sums = point.effects(base, n)
+    alone = sums if by_columns or not joint else EffectSums(sums.first[:1], sums.second[:1])
+    effects, jacobian = effects_of(beta, alone, averages)
+    names = result.estimate.names[int(fit.design.intercept) :]
+    effects, jacobian = effects[len(beta) - len(names) :], jacobian[len(beta) - len(names) :]
+    if directions:
+        first, found = len(beta) - len(names), [one for one in directions if one.A is not None]
+        if not found:
+            raise NotAvailableError(
+                "get_margeff: no variable has a derivative that is a combination of columns of the design. "
+                "effect() shows variables along their range; columns=True gives the effects of single columns"
+            )
+        parts = [
+            effect_along(one, beta, sums)
+            if one.plain is None
+            else (effects[one.plain - first], jacobian[one.plain - first])
+            for one in found
+        ]
+        names = tuple(one.name for one in found)
+        effects, jacobian = (np.array(part) for part in zip(*parts, strict=True))
     made = MarginalEffects(
-        result.estimate.names[first:],
-        effects[first:],
-        jacobian[first:],
+        names,
+        effects,
+        jacobian,
         result._cov(),
         test_distribution=result._combined_distribution,
         student=result.use_t,
         options={"method": method, "at": at},
         title=(result.model_name, result.estimate.response),
-        note=_note(result, at, changed),
+        note=_note(result, at, changed, directions),
     )
     return made_from(made, result)
 
 
-def _note(result: GLMStatements, at: str, changed: Sequence[int]) -> str:
+def _check_directions(
+    result: GLMStatements, directions: Sequence[Direction], held: Mapping[int, float], changed: Sequence[int]
+) -> None:
+    """Refuse fixed values, and changes from 0 to 1, of columns that change together with others."""
+    if not directions:
+        return
+    names = result.estimate.names
+    several = [one.A for one in directions if one.plain is None and one.A is not None]
+    of_several = {j for A in several for j in np.flatnonzero(A.any(axis=0)).tolist()}
+    if wrong := [names[j] for j in held if j in of_several]:
+        raise ModelError(
+            f"get_margeff: atexog: {', '.join(wrong)} changes with a variable of several columns, and cannot "
+            "be fixed for its effect. Give columns=True for the effects of single columns"
+        )
+    if wrong := [names[j] for j in changed if j in of_several]:
+        raise NotAvailableError(
+            f"get_margeff: dummy=True: {', '.join(wrong)} changes with other columns of the design. Leave "
+            "dummy out for the derivative, or give columns=True for the effects of single columns"
+        )
+
+
+def effect_along(direction: Direction, beta: Floats, sums: EffectSums) -> tuple[float, Floats]:
+    """Return the average effect of a variable, and its derivatives by the coefficients (p,), from averages.
+
+    The effect of row i is ``f'(eta_i) d_i'b`` with ``d_i = (1, x_i) A``. Its average follows from those of
+    ``f'`` and ``f''`` with the columns.
+    """
+    assert direction.A is not None
+    along = direction.A @ beta
+    return float(sums.first @ along), sums.first @ direction.A + along @ sums.second[:, 1:]
+
+
+def _note(result: GLMStatements, at: str, changed: Sequence[int], directions: Sequence[Direction]) -> str:
     over = {"overall": "Averages over all rows", "mean": "At the mean of every column", "zero": "At zero"}[at]
     names = ", ".join(result.estimate.names[j] for j in changed)
-    return f"{over}.{f' Changes from 0 to 1: {names}.' if names else ''} Errors by the delta method."
+    text = f"{over}.{f' Changes from 0 to 1: {names}.' if names else ''} Errors by the delta method."
+    return text + directions_note(directions)
 
 
 def _fixed_covariates(result: GLMStatements, atexog: Mapping[int | str, float]) -> dict[int, float]:

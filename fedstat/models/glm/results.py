@@ -230,8 +230,16 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         atexog: Mapping[int | str, float] | None = None,
         dummy: bool = False,
         count: bool = False,
+        columns: bool = False,
     ) -> MarginalEffects:
-        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+        """Marginal effects of the variables on the mean of the response, with errors by the delta method.
+
+        The effect of a variable is the derivative of the mean through all terms that contain it: of ``x`` in
+        ``x + I(x ** 2) + x:z`` through all three columns, as of R's marginaleffects. A level of a category in
+        products with other columns has its difference from the reference level in all of them. Where a
+        variable is one column, its effect is that of statsmodels; ``columns=True`` gives statsmodels' effects
+        of single columns elsewhere. A variable whose derivative is no combination of the columns, as in
+        ``log(x)`` or a spline, has no effect here, and a note; :meth:`effect` shows it along its range.
 
         With ``at="overall"`` sites sum the mean's derivatives over their rows once, masked as in the fit,
         with frequency weights and the rows' own offsets. Effects at one row need no message.
@@ -248,6 +256,9 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             Change from 0 to 1 of columns that are zero or one, which are recognized by their moments.
         count : bool
             Not available: sites do not report which columns are counts.
+        columns : bool
+            Effects of the columns of the design, one by one, as statsmodels has them: also of ``I(x ** 2)``,
+            which does not change while ``x`` stays as it is.
 
         Returns
         -------
@@ -274,7 +285,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         >>> result.get_margeff(dummy=True).margeff.round(2).to_dict()
         {'age': 0.01, 'sex': 0.33}
         """
-        return marginal_effects(self, at, method, atexog, dummy, count)
+        return marginal_effects(self, at, method, atexog, dummy, count, columns)
 
     def wild_cluster_bootstrap(
         self,

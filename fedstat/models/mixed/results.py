@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,6 +22,7 @@ from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, predict_rows
 from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
@@ -688,7 +689,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         return added
 
     def get_margeff(
-        self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"
+        self,
+        at: Literal["overall", "mean"] = "overall",
+        method: Literal["dydx"] = "dydx",
+        columns: bool = False,
     ) -> MarginalEffects:
         """Marginal effects on the mean of the response, averaged over the random effects.
 
@@ -702,6 +706,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             Average over all rows, for which the sites sum derivatives once, masked as in the fit; or at the
             means of the columns, which needs no message.
         method : {"dydx"}
+        columns : bool
+            Effects of the columns of the design, one by one. By default a variable with several columns, as
+            in ``x + I(x ** 2)``, has one effect through all of them in linear models, and none elsewhere.
 
         Returns
         -------
@@ -751,17 +758,35 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
         if len(cov) > p:
             jacobian[:, p : p + K] = np.outer(beta, by_theta)
+        effects, names, df = slope * beta, list(self.estimate.names), self.df.to_numpy()
+        directions = [] if columns else variable_directions(self.basis.agreement, fit.design)
+        if fit.sums is None:  # sums of slopes with the columns are not released
+            directions = [one if one.plain is not None else replace(one, A=None) for one in directions]
+        kept = (
+            [one.plain for one in directions if one.plain is not None] if directions else [*range(first, p)]
+        )
+        along = [one for one in directions if one.plain is None and one.A is not None]
+        if along:
+            D = np.array([np.append(1.0, fit.design.mean) @ one.A for one in along if one.A is not None])
+            more = np.zeros((len(D), len(cov)))
+            more[:, :p] = D
+            effects, jacobian = np.append(effects, D @ beta), np.vstack([jacobian, more])
+            names += [one.name for one in along]
+            kept += range(p, p + len(along))
+            # A combination has the fewest degrees of freedom of its coefficients.
+            df = np.append(df, [df[one != 0.0].min() for one in D])
         made = MarginalEffects(
-            self.estimate.names[first:],
-            slope * beta[first:],
-            jacobian[first:],
+            [names[j] for j in kept],
+            effects[kept],
+            jacobian[kept],
             cov,
-            test_distribution=stats.t(self.df.to_numpy()[first:]),
+            test_distribution=stats.t(df[kept]),
             student=True,
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows" if at == "overall" else "At the mean of every column")
             + ", averaged over the random effects. Errors by the delta method."
+            + directions_note(directions)
             + known * (fit.sums is None and fit.joint is None)
             + " Robust errors take the variances as known."
             * (fit.sums is None and self.cov_type == "robust"),
