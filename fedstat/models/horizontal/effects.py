@@ -123,10 +123,10 @@ def variable_directions(
     X, out = code(table), list[Direction]()
     for name in variables:
         if name not in levels:
-            D = derivative_rows(code, table, name)
-            if logarithmic:
-                D = D * table[name].to_numpy(dtype=np.float64)[:, None]
+            D, x = derivative_rows(code, table, name), table[name].to_numpy(dtype=np.float64)
             one = _known_direction(name, X, D)
+            if logarithmic and (one.plain is None or not np.allclose(X[:, one.plain], x)):
+                one = replace(_known_direction(name, X, D * x[:, None]), plain=None)
             if one.plain is not None and "(" not in design.names[one.plain]:
                 one = replace(one, name=design.names[one.plain])  # as the table of coefficients has it
             out.append(one)

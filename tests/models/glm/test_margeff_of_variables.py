@@ -120,6 +120,11 @@ def test_weights_at_the_mean_and_elasticities():
     d = pooled.fittedvalues * (1 - pooled.fittedvalues) * (b["x"] + 2 * b["I(x ** 2)"] * FRAME["x"])
     by_log = plain.get_margeff(method="dyex").margeff
     assert by_log["x"] == pytest.approx((d * FRAME["x"]).mean(), rel=1e-5)
+    # A logarithm changes one for one with the logarithm of its variable.
+    logs = fs.FederatedGLM.from_formula("e ~ np.log(z) + x", POOLED, family=BINOMIAL).fit()
+    pooled = smf.glm("e ~ np.log(z) + x", FRAME, family=BINOMIAL).fit()
+    slope = (pooled.fittedvalues * (1 - pooled.fittedvalues)).mean() * pooled.params["np.log(z)"]
+    assert logs.get_margeff(method="dyex").margeff["z"] == pytest.approx(slope, rel=1e-6)
 
 
 def test_functions_whose_derivative_is_no_sum_of_columns_have_a_note_and_no_row():
