@@ -401,9 +401,10 @@ def test_a_plan_has_so_many_rounds_of_averaging():
     table = people.people(800, 4)
     partition = fs.ClientPartition.from_frame(table, by="site", policy=OWNER)
     averaged = fs.FedAvg.from_formula("y ~ age + z", partition)
-    assert len(approved(lambda: averaged.fit(rounds=5, seed=1), partition).params) == 3
+    options = {"seed": 1, "batch_size": None, "standardize": True}
+    assert len(approved(lambda: averaged.fit(rounds=5, **options), partition).params) == 3
     with pytest.raises(ConsentError, match="pending"):
-        averaged.fit(rounds=6, seed=1)
+        averaged.fit(rounds=6, **options)
 
 
 def institutions(policy):
