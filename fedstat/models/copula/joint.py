@@ -373,8 +373,8 @@ def find_adjusted(
     """
     q, latent = layout.q, layout.first[layout.ordered]
     units = np.ones(q)
-    for j in np.flatnonzero(layout.width > (~layout.nominal)):
-        own = layout.scores_of(int(j))[int(~layout.nominal[j]) :]
+    for j in np.flatnonzero(layout.width > (~layout.nominal)).tolist():
+        own = layout.scores_of(j)[int(~layout.nominal[j]) :]
         table = np.concatenate([margins[j].probabilities * (1.0 - margins[j].missing), [margins[j].missing]])
         p = table[: len(own)] if layout.nominal[j] else table[-1:]
         units[own] = np.maximum(np.sqrt(p * (1.0 - p)), LEAST_UNIT)
@@ -382,13 +382,13 @@ def find_adjusted(
     for one in patterns:
         columns = np.flatnonzero(np.isin(layout.owner, one.sites))
         part, at = layout.only(columns), np.flatnonzero(np.isin(layout.owners_of_scores, one.sites))
-        own = [margins[j] for j in columns]
+        held = [margins[j] for j in columns.tolist()]
         inside = one.products[np.ix_(at, at)]
         means, second = one.means[at] / units[at], inside / np.outer(units[at], units[at])
         if len(part.ordered):
             places = part.first[part.ordered]
             known = ScoreMoments(inside, one.means[at], np.zeros_like(inside), moments.pairs, True)
-            found, inversion = _find_ordered(part, own, places, known)
+            found, inversion = _find_ordered(part, held, places, known)
             shifts = np.array([found[j].shift for j in part.ordered])
             spreads = np.array([found[j].spread for j in part.ordered])
             slopes = _slopes(part, found, inversion.correlation)
@@ -434,8 +434,8 @@ def _slopes(layout: ScoreLayout, margins: Sequence[Margin], correlation: Floats)
     scores = layout.first[layout.ordered]
     rows[:, scores] = scores_of_codes(code_latents(Z, thresholds, bins), tables)
     cut = rows[:, scores] * layout.factors(rows)[:, layout.owner[layout.ordered]]
-    slopes = ((cut - cut.mean(axis=0)) * Z).mean(axis=0) / np.array([one.spread for one in own])
-    return np.maximum(slopes, LEAST_SLOPE)
+    slopes: Floats = ((cut - cut.mean(axis=0)) * Z).mean(axis=0) / np.array([one.spread for one in own])
+    return np.asarray(np.maximum(slopes, LEAST_SLOPE))
 
 
 def _fit_one(

@@ -89,12 +89,12 @@ class Bins:
     @property
     def leaves(self) -> int:
         """Number of bins of the range itself."""
-        return 2**self.depth
+        return 1 << self.depth
 
     @property
     def step(self) -> int:
         """Whole numbers in each bin of a range of whole numbers."""
-        return 2 ** max(_bits(self.range) - self.depth, 0)
+        return 1 << max(_bits(self.range) - self.depth, 0)
 
     @property
     def _before_zero(self) -> int | None:

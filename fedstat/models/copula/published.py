@@ -34,6 +34,7 @@ AAAI. arXiv 1606.06926.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -245,7 +246,7 @@ def draw_in_order(ranks: Floats, R: Floats, rng: np.random.Generator) -> Floats:
     out = np.empty(ranks.shape)
     for j, rank in enumerate(ranks.T):
         slope = np.linalg.solve(R[:j, :j], R[:j, j])
-        middle, spread = out[:, :j] @ slope, float(np.sqrt(max(1.0 - R[:j, j] @ slope, 1e-12)))
+        middle, spread = out[:, :j] @ slope, math.sqrt(max(1.0 - float(R[:j, j] @ slope), 1e-12))
         z = middle + spread * rng.standard_normal(len(rank))
         seen = np.flatnonzero(~np.isnan(rank))
         order = seen[np.argsort(rank[seen], kind="stable")]

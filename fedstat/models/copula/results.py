@@ -192,7 +192,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         with np.errstate(divide="ignore"):
             errors = self._fit.noise[np.ix_(at, at)] / np.abs(np.outer(slopes, slopes))
         np.fill_diagonal(errors, 0.0)
-        return pd.DataFrame(errors, *[self.correlation.columns] * 2)
+        names = [margin.bins.name for margin in self._ordered]
+        return pd.DataFrame(errors, names, names)
 
     @property
     def margins(self) -> pd.DataFrame:

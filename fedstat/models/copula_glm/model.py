@@ -317,7 +317,7 @@ def _without_order(
     bounds: Mapping[str, Published], design: Mapping[str, tuple[ScoredColumn, ...]]
 ) -> dict[str, Published]:
     """Describe columns with one effect of each level as levels without an order, unless declared ordered."""
-    out = {}
+    out: dict[str, Published] = {}
     for site, columns in bounds.items():
         names = list(columns)
         coded = {names[one.source] for one in design.get(site, ()) if one.above}
