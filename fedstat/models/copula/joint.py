@@ -369,7 +369,8 @@ def find_adjusted(
     Valid if missing records depend on observed values only (missing at random). In every pattern the latent
     normals of the ordered columns have a normal distribution, with a mean and a covariance of their own; the
     EM algorithm finds those of all entities. They move the margins: with mean m and deviation s of a latent
-    normal, F(x) = Phi((Phi^-1(F_obs(x)) - m) / s). Indicators of levels and missing cells take part linearly.
+    normal, F(x) = Phi((Phi^-1(F_obs(x)) - m) / s). Levels and missing cells given the other columns
+    are those of the largest pattern of all sites; without one, their indicators take part linearly.
     """
     q, latent = layout.q, layout.first[layout.ordered]
     units = np.ones(q)
@@ -378,7 +379,7 @@ def find_adjusted(
         table = np.concatenate([margins[j].probabilities * (1.0 - margins[j].missing), [margins[j].missing]])
         p = table[: len(own)] if layout.nominal[j] else table[-1:]
         units[own] = np.maximum(np.sqrt(p * (1.0 - p)), LEAST_UNIT)
-    scored = []
+    scored, entire = list[ScoredPattern](), list[tuple[JointModel, PatternScores]]()
     for one in patterns:
         columns = np.flatnonzero(np.isin(layout.owner, one.sites))
         part, at = layout.only(columns), np.flatnonzero(np.isin(layout.owners_of_scores, one.sites))
@@ -389,6 +390,8 @@ def find_adjusted(
             places = part.first[part.ordered]
             known = ScoreMoments(inside, one.means[at], np.zeros_like(inside), moments.pairs, True)
             found, inversion = _find_ordered(part, held, places, known)
+            if len(one.sites) == len(layout.radii):
+                entire.append((JointModel(layout, found, inversion), one))
             shifts = np.array([found[j].shift for j in part.ordered])
             spreads = np.array([found[j].spread for j in part.ordered])
             slopes = _slopes(part, found, inversion.correlation)
@@ -413,6 +416,10 @@ def find_adjusted(
     model = JointModel(layout, tuple(moved), Inversion(correlation, np.zeros(len(latent))))
     if layout.is_plain:
         return model
+    if entire:  # the distribution of levels given the other columns is the same in every pattern
+        there, largest = max(entire, key=lambda pair: pair[1].n)
+        known = ScoreMoments(largest.products, largest.means, moments.noise, moments.pairs, True)
+        return replace(model, levels=_with_levels(there, known).levels)
     scale, center = units.copy(), mean * units
     scale[latent] = _slopes(layout, model.margins, correlation)
     center[latent] = np.array([moved[j].mean for j in layout.ordered])
