@@ -147,7 +147,7 @@ def wald_test(
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
     if df is not None and np.ndim(df):
-        fewest = float(np.min(df_of(constraints.R, df)))
+        fewest = float(np.min(np.asarray(df_of(constraints.R, df), dtype=np.float64)))
         rest = fewest - rank + 1.0
         if rest <= 0.0:
             return HypothesisTest(F=np.nan, df_num=rank, df_denom=np.nan)

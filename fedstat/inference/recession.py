@@ -186,7 +186,7 @@ def name_columns(culprits: Bools, reference: bool, names: Sequence[str], terms: 
     listed, by_term = [], np.array(terms, dtype=object)
     each: Array = by_term[culprits]
     for term in dict.fromkeys(each):
-        own = np.flatnonzero(by_term == term)
+        own = np.flatnonzero(by_term == term).tolist()
         if reference and len(own) > 1 and culprits[own].all():
             listed.append(f"the reference level of {term!r}")
         else:

@@ -365,7 +365,7 @@ class CoefficientResults(Results[Any]):
         far = [one for one in given if not isinstance(one, str) and not 0 <= int(one) < len(names)]
         if unknown or far:
             raise ModelError(
-                f"no coefficient {', '.join(map(repr, unknown + far))}; there are {len(names)}: "
+                f"no coefficient {', '.join(map(repr, [*unknown, *far]))}; there are {len(names)}: "
                 f"{', '.join(names)}"
             )
         return [names.index(one) if isinstance(one, str) else int(one) for one in given]
@@ -607,7 +607,7 @@ class CoefficientResults(Results[Any]):
         index = [f"{labels[second]}-{labels[first]}" for first, second in pairs]
         tests = self.t_test(R)
         adjusted = [method] if isinstance(method, str) else list(method)
-        frame = tests.summary_frame(alpha=alpha).set_axis(index)
+        frame: pd.DataFrame = tests.summary_frame(alpha=alpha).set_axis(index)
         for one in adjusted:
             reject, pvalues = multipletests(np.asarray(tests.pvalue), alpha=alpha, method=one)[:2]
             frame[f"pvalue-{one}"], frame[f"reject-{one}"] = pvalues, reject
@@ -854,10 +854,12 @@ class CoefficientResults(Results[Any]):
             frame = _exponentials(frame.copy())
             limits = frame[["estimate", "conf_low", "conf_high"]]
             # A logarithmic axis has no place for zero and infinity.
-            shown = (np.isfinite(limits) & (limits > 0.0) | limits.isna()).all(axis=1)
+            values = limits.to_numpy(dtype=np.float64)
+            shown = (np.isfinite(values) & (values > 0.0) | np.isnan(values)).all(axis=1)
             if not shown.all():
-                ratios += f" (left out, beyond the range of numbers: {', '.join(frame['term'][~shown])})"
-                frame = frame[shown]
+                left_out = ", ".join(frame["term"].to_numpy()[~shown].tolist())
+                ratios += f" (left out, beyond the range of numbers: {left_out})"
+                frame = frame.iloc[np.flatnonzero(shown)]
         return plot_coefficients(
             frame,
             ax=ax,

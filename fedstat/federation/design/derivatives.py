@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ def derivative_rows(code: CodeRows, table: pd.DataFrame, variable: str) -> Float
     return np.asarray((upper - lower) / (above - below)[:, None])
 
 
-def difference_rows(code: CodeRows, table: pd.DataFrame, variable: str, low: object, high: object) -> Floats:
+def difference_rows(code: CodeRows, table: pd.DataFrame, variable: str, low: Any, high: Any) -> Floats:
     """Return the differences of design rows between two values of a variable, (m, p)."""
     upper, lower = (code(table.assign(**{variable: value})) for value in (high, low))
     return np.asarray(upper - lower)

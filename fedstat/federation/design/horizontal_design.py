@@ -13,7 +13,7 @@ from fedstat import codec
 from fedstat.errors import AliasedColumnsError, DesignError, SpellingWarning, warn
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import BlockSpec, plain_state
-from fedstat.federation.design.horizontal_steps import INTERCEPT, NamedColumns, RowsCoding, varying
+from fedstat.federation.design.horizontal_steps import NamedColumns, RowsCoding, varying
 from fedstat.federation.design.levels import (
     SiteColumns,
     agree_kinds,
@@ -21,7 +21,7 @@ from fedstat.federation.design.levels import (
     agreed_categories,
     spelling_doubts,
 )
-from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.site_rows import INTERCEPT, RowsRequest
 from fedstat.federation.design.transform_states import agree_states, assumed_states
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.message import Reply, Request

@@ -628,7 +628,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     n, mean, spread = tally.report_counts(state)
     opened.settle(mean, spread)
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
-    opened.fixed = len(tally.names) if tally.columns.fixed < 0 else tally.columns.fixed
+    fixed = -1 if tally.columns is None else tally.columns.fixed
+    opened.fixed = len(tally.names) if fixed < 0 else fixed
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardized columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *opened.offset_name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -346,7 +346,7 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
             )
 
 
-SPELLINGS = {
+SPELLINGS: Mapping[str, Callable[[str], str]] = {
     "blanks": lambda text: text.strip(),
     "case": lambda text: text.casefold(),
     "accents in another encoding": lambda text: unicodedata.normalize("NFC", text),

@@ -384,7 +384,7 @@ def finish(
             request = LeverageRequest.of(data.name, whole, np.eye(len(beta)), inverse, power)
             # The site's own strata have baseline hazards of their own.
             observed = np.where(table.event, table.weight, 0.0)
-            events = np.bincount(table.stratum, observed, len(table.first) - 1)
+            events = np.bincount(table.stratum, observed, len(table.first) - 1).astype(np.float64)
             arrays |= cluster_sums(state, request, now, code, events, to_own)
         else:
             scores = table.of_rows(now.row_scores()) * to_own

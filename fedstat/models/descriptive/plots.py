@@ -65,7 +65,7 @@ def plot_survival(
         if merged:
             # Known at the ends. In between the curve is below its limit before, and above its limit after.
             low = np.append(low[1:], low[-1])
-            marks = {"marker": "o", "markersize": 3.0, "linewidth": 1.2}
+            marks: dict[str, Any] = {"marker": "o", "markersize": 3.0, "linewidth": 1.2}
             ax.plot(x[:-1], (1.0 - survival if events else survival)[:-1], color=color, label=label, **marks)
         else:
             steps = 1.0 - survival if events else survival

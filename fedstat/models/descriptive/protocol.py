@@ -239,7 +239,8 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
     pending = [_Interval(-1, R, -1, R)]
     first = True
     while pending and len(accepted) < flags.most:
-        tried, following = [], []
+        tried: list[tuple[_Interval, int]] = []
+        following: list[_Interval] = []
         for one in sorted(pending, key=lambda one: one.first - one.last):
             place = R - 1 if first else one.candidate(preferred)
             if place is None:
@@ -285,8 +286,8 @@ def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Int
     if apart.any():
         edges = with_ends_apart(ends, apart)
         allowed = (yield from _flag(session, edges, _before(ends[apart]))).allowed[:-1]
-        at = np.searchsorted(edges, ends)
-        apart &= allowed[at] & allowed[np.maximum(at - 1, 0)]
+        places = np.searchsorted(edges, ends)
+        apart &= allowed[places] & allowed[np.maximum(places - 1, 0)]
     apart[max(int(flags.most) - len(ends), 0) :] = False
     return Intervals.of(requested, ends, flags, apart)
 

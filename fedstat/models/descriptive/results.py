@@ -198,7 +198,7 @@ class CurveResults(Results[CurveRecord]):
     def _shown_times(self, most: int) -> Floats:
         """Return some of the ends for the summary, the last one among them."""
         count = min(most, len(self.times))
-        return self.times[np.linspace(0, len(self.times), count + 1).astype(int)[1:] - 1]
+        return np.asarray(self.times[np.linspace(0, len(self.times), count + 1).astype(int)[1:] - 1])
 
     @property
     def _merged(self) -> bool:

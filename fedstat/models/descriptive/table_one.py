@@ -313,7 +313,8 @@ class TableOne(Report):
 def _number_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
     if one.quarters is not None:
         places = range(len(labels) + 1) if labels else range(1)
-        quarters = one.quarters if one.total is None else np.vstack([one.total.quarters, one.quarters[1:]])
+        whole = None if one.total is None else one.total.quarters
+        quarters = one.quarters if whole is None else np.vstack([whole, one.quarters[1:]])
         texts = ["{1:.4g} [{0:.4g}, {2:.4g}]".format(*quarters[place]) for place in places]
         return [("median [Q1, Q3]", texts)]
     assert one.mean is not None and one.variance is not None

@@ -818,7 +818,12 @@ class _ColumnsDescribed:
     """The same of a column of one site, by groups that another site may hold."""
 
     def __init__(
-        self, partition: ClientPartition, name: str, category: bool, grid: None, masked: bool | None
+        self,
+        partition: ClientPartition,
+        name: str,
+        category: bool,
+        grid: QuantileGrid | None,
+        masked: bool | None,
     ) -> None:
         self.partition, self.name, self.masked = partition, name, masked
         self.own = [f"C({quoted_name(name)})" if category else quoted_name(name)] if name else []

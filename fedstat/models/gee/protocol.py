@@ -197,6 +197,10 @@ class GEEScoring:
         n, _, pearson = total.totals.tolist()
         return float(pearson / (self.counts[1] * (n - len(total.score)) / n))
 
+    @staticmethod
+    def _newton_step(total: GEESums) -> Floats:
+        return np.asarray(np.linalg.solve(total.information, total.score), dtype=np.float64)
+
     def iterate(self) -> FitProtocol[tuple[Floats, float, GEESums, bool]]:
         """Take steps until coefficients and correlation change little."""
         total = yield from self.evaluate(None, 0.0)
@@ -204,7 +208,7 @@ class GEEScoring:
             raise EstimationError("the sums at the start are not finite; measure the offset in other units")
         check_rank(total.information, self.coordinates)
         gamma, rho = np.zeros(len(total.score)), 0.0
-        step, turn = np.linalg.solve(total.information, total.score), 0.0
+        step, turn = self._newton_step(total), 0.0
         n, before = float(total.totals[0]), total.information
         test, recession = ConvergenceTest(n, self.tol), RecessionTest(n, total.information)
         while True:
@@ -221,7 +225,7 @@ class GEEScoring:
             else:
                 raise EstimationError(self.no_step())
             before, gamma, rho, total = total.information, gamma + share * step, rho + share * turn, found
-            step = np.linalg.solve(total.information, total.score)
+            step = self._newton_step(total)
             turn = 0.0 if self.outside is not None else self.correlation(total) - rho
             size = float(np.sqrt(max(float(step @ total.score), 0.0)))
             self.trace.append((size, float(np.abs(step).max()), rho))
@@ -240,7 +244,7 @@ class GEEScoring:
                         separation = Separation(step, before, total.information, len(self.trace))
                         raise separation.error(self.session.sites, self.coordinates)
                     before, gamma, total, converged = total.information, gamma + away, beyond, False
-                    step = np.linalg.solve(total.information, total.score)
+                    step = self._newton_step(total)
                     turn = 0.0 if self.outside is not None else self.correlation(total) - rho
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged

@@ -122,7 +122,7 @@ def clustered(
     if len(shared):
         # Clusters over several sites are corrected once their scores are added, and not before.
         together = add(replies, "shared_information") if power else np.zeros((len(shared), p, p))
-        inverse = np.linalg.inv(fit.total.information)
+        inverse = np.asarray(np.linalg.inv(fit.total.information), dtype=np.float64)
         found = corrected_sums(shared, together, inverse, columns.back, power)
         require_inside(found.inside, clusters.without)
         # Without a correction the shares of these clusters are not released.

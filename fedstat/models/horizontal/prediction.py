@@ -69,8 +69,8 @@ def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame
     seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if agreement.question.terms:
         first = int(design.intercept)
-        names = {"names": design.names[first:], "term_names": design.term_names[first:]}
-        spec = replace(agreement.spec.part(agreement.question.terms), **names)
+        part = agreement.spec.part(agreement.question.terms)
+        spec = replace(part, names=design.names[first:], term_names=design.term_names[first:])
         block = apply_block(frame, spec)
         seen, X = block.seen, block.X
     return seen, np.column_stack([np.ones(len(X)), X]) if design.intercept else X

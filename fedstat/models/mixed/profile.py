@@ -192,7 +192,7 @@ def reopened(session: RowsSession, fit: MixedFit) -> FitProtocol[MixedNewton]:
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.reopen(fit)
     if fit.sums is not None:
-        newton.center = np.linalg.solve(newton.translation, fit.params)
+        newton.center = np.asarray(np.linalg.solve(newton.translation, fit.params), dtype=np.float64)
     return newton
 
 

@@ -15,7 +15,8 @@ from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
 from fedstat.federation.design.formula.terms import RandomTerm, parse_term
 from fedstat.federation.design.horizontal_design import RowsDesign
-from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
+from fedstat.federation.design.horizontal_steps import standardization, translation
+from fedstat.federation.design.site_rows import INTERCEPT
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest, rounding_error
 from fedstat.inference.recession import RecessionTest, name_columns, receding, separation_text
@@ -125,7 +126,7 @@ class Effects:
 
         The basis is triangular: with M = U U' it is the inverse of U', for the upper triangular U.
         """
-        basis = []
+        basis: list[Floats] = []
         for term, M in zip(self.terms, unpack_covariances(moments, self.sizes), strict=True):
             values, vectors = np.linalg.eigh(M)
             if values[0] < COLLINEAR * values[-1]:
@@ -419,7 +420,7 @@ class MixedNewton:
         self.groups = add(replies, "groups")
         self.weight, total = add(replies, "response").tolist()
         self.mean = total / self.weight
-        self.center = np.zeros(len(self.design.names))
+        self.center: Floats = np.zeros(len(self.design.names))
         if self.design.intercept:
             self.center[0] = self.mean
         n = float(self.design.n.sum())
@@ -641,7 +642,7 @@ class MixedNewton:
         kept = [*range(p), *range(p + K, len(at))] if flat else [*range(len(at))]
         back = np.eye(len(kept))
         back[:p, :p] = self.translation
-        inverse = 2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)])
+        inverse = np.asarray(2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)]), dtype=np.float64)
         joint = back @ inverse @ back.T
         by_group = yield from self.compare_groups(at, inverse[:p, :p])
         distribution, dispersion = self.distribution, None
@@ -683,12 +684,13 @@ class MixedNewton:
 
     def working_weight(self, at: Floats) -> float:
         """Return the weight of a row in the information at the mean of the response."""
+        mean = float(self.mean)
         if self.distribution.name == "Binomial":
-            return self.mean * (1.0 - self.mean)
+            return mean * (1.0 - mean)
         dispersion = float(np.exp(at[-1])) if has_dispersion(self.distribution) else 0.0
         if self.distribution.name == "Gamma":
             return 1.0 / dispersion
-        return self.mean / (1.0 + dispersion * self.mean)
+        return mean / (1.0 + dispersion * mean)
 
 
 def descends(new: float, old: float, slope: float) -> bool:
@@ -754,7 +756,7 @@ def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
     """Request the predicted random effects of every site, with errors, (sites, 2, q)."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.reopen(fit)
-    start = np.linalg.solve(newton.translation, fit.params)
+    start = np.asarray(np.linalg.solve(newton.translation, fit.params), dtype=np.float64)
     if fit.sums is not None:
         newton.center, start = start, np.zeros_like(start)
     arrays = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))

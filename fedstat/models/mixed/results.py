@@ -70,7 +70,7 @@ def group_labels(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     if len(columns) == 1:
         return frame[columns[0]]
     parts = [frame[name].astype(str) for name in columns]
-    return parts[0].str.cat(parts[1:], sep=":")
+    return parts[0].str.cat(pd.concat(parts[1:], axis=1), sep=":")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -14,12 +14,12 @@ from scipy.special import digamma, expit, gammaln
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import (
-    INTERCEPT,
     OPEN_ROWS,
     OpenRows,
     rows_of,
     translation,
 )
+from fedstat.federation.design.site_rows import INTERCEPT
 from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -883,7 +883,8 @@ def scores_by_group(point: CommonPoint) -> tuple[Floats, Floats]:
 
         def score(move: Floats | float, own: Any = own, parts: Any = parts, rest: Any = None) -> Floats:
             eta = rows.X[own] @ (site.to_own @ (point.values[:p] + move)) + rows.offset[own]
-            return site.to_own.T @ marginal_score(kind, at.shape, *parts, eta, *rest)[1]
+            found: Any = cast(Any, marginal_score)(kind, at.shape, *parts, eta, *rest)
+            return np.asarray(site.to_own.T @ found[1])
 
         rest = np.ascontiguousarray(at.L), begin, x, weights, modes, means
         scores.append(score(0.0, rest=rest))
