@@ -208,8 +208,8 @@ class KnownCurve:
             for point, place in zip(points.tolist(), places.tolist(), strict=False)
         )
         more = f" and {len(points) - MOST_SHOWN} more" if len(points) > MOST_SHOWN else ""
-        return f"at {', '.join(named)}{more}. Choose times among the ends of intervals, or a grid with these "
-            "ends"
+        remedy = "Choose times among the ends of intervals, or a grid with these ends"
+        return f"at {', '.join(named)}{more}. {remedy}"
 
 
 MOST_SHOWN = 4
