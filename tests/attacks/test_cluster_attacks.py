@@ -43,7 +43,9 @@ def meat(partition, clusters=None):
     labels = [] if clusters is None else [clusters]
     made = fs.FederatedOLS.from_formula(FORMULA, partition, labels=labels)
     kwds = (
-        {"cov_type": "HC0"} if clusters is None else {"cov_type": "cluster", "cov_kwds": {"groups": clusters}}
+        {"cov_type": "HC0"}
+        if clusters is None
+        else {"cov_type": "cluster", "cov_kwds": {"groups": clusters, "correction": "CR1"}}
     )
     bread = total_sums(fs.FederatedOLS.from_formula(FORMULA, partition).fit(local=False))[0].to_numpy()
     found = bread @ made.fit(local=False, **kwds).cov_params().to_numpy() @ bread

@@ -160,7 +160,7 @@ def test_clusters_of_another_column_are_refused():
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"power": np.array(3.0)}, "expected 'power'"),
+        ({"power": np.array(3.0)}, "'power' as one of"),
         ({"inverse": np.eye(2) * 1e6}, "not that of an information"),
         ({"inverse": np.eye(3)}, "shape"),
         ({"rho": np.array(1.5)}, "not defined"),
@@ -183,7 +183,7 @@ def test_products_are_released_once_in_a_session():
         yield from scoring.open(local=False)
         total = yield from scoring.evaluate(np.zeros(2), 0.0)
         for _ in range(2):
-            yield from scoring.finish(np.zeros(2), 0.0, total, 0.0)
+            yield from scoring.finish(np.zeros(2), 0.0, total, "robust")
             yield from scoring.evaluate(np.ones(2), 0.0)
 
     with pytest.raises(PolicyError, match="must follow"):

@@ -39,6 +39,16 @@ def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
         return np.log(np.abs(of - P[:, 0]))
 
 
+def shares_of_classes(P: Floats) -> Floats:
+    """Return the probability of each class to be the most probable one, (n, classes): equal ones share it.
+
+    Expected counts do not depend on which of the entities with equal probabilities has which class, as
+    counts of a random draw would.
+    """
+    best = P.max(axis=1, keepdims=True) == P
+    return np.asarray(best / best.sum(axis=1, keepdims=True))
+
+
 def most_probable(P: Floats) -> Ints:
     """Return the most probable class of each row of P (n, classes); among equal ones, one at random.
 
@@ -144,7 +154,7 @@ def count_scores(
             bins[g, c] = np.bincount(place[rows], minlength=B)
             expected[g, c] = np.bincount(place[rows], summed[rows], minlength=B)
         if classes:
-            np.add.at(confusion[g], (label[here], most_probable(P[here])), 1.0)
+            np.add.at(confusion[g], label[here], shares_of_classes(P[here]))
             indicator = np.eye(C)[label[here]]
             losses[g] = [-np.log(np.maximum(own[here], 1e-12)).sum(), ((P[here] - indicator) ** 2).sum()]
         else:
