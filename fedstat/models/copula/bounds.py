@@ -292,6 +292,9 @@ def _of_levels(values: Any) -> PublishedColumn:
             "them, (first, last)"
         )
     coded = all(_is_number(one) for one in found)
+    if coded and all(float(one).is_integer() for one in found):
+        # 1.0 and 1 are one level, so that the same request in other words is the same, and free.
+        found = tuple(int(one) for one in found)
     column = PublishedColumn("number" if coded else "category", levels=found)
     try:
         column.check()
