@@ -169,7 +169,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "time": "Boosting: a curve needs a basis. GEE: an order is needed by AR(1) alone.",
     },
     "fit": {
-        "grid": "Survival curves need one; a Cox regression only with a common baseline.",
         "method": "The variants are those of each model; the synthesizer has one only for simulations.",
         "exchange": (
             "VFEM needs sums by missing pattern, VerticalGLM products of all columns. Both are exchanged "

@@ -12,7 +12,7 @@ from fedstat.errors import NotAvailableError
 @pytest.fixture(scope="module")
 def tested():
     return {
-        shape: fit(draw(shape, np.random.default_rng(4)), 10.0, draws=30, polish=1)
+        shape: fit(draw(shape, np.random.default_rng(4)), 30.0, draws=30, polish=1)
         for shape in ("copula", "humps")
     }
 
@@ -24,7 +24,7 @@ def note_of(result):
 def test_the_test_rejects_where_no_copula_describes_the_columns(tested):
     good, bad = tested["copula"], tested["humps"]
     assert good._record.test.pvalue > 0.05 and note_of(good).severity == "info"
-    assert bad._record.test.pvalue < 1e-3 and note_of(bad).severity == "warning"
+    assert bad._record.test.pvalue < 1e-3 and note_of(bad).severity == "critical"
     assert "P (copula)" in str(bad.summary()) and "DO NOT FOLLOW THE COPULA" in str(bad.summary())
 
 
