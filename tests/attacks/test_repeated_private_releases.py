@@ -54,9 +54,8 @@ def synthesis():
         return fs.CopulaSynthesizer(partition, **{"epsilon": EACH, "bounds": LEVELS} | request).fit()
 
     def released(result):
-        """Return what noise has changed, in any order of the columns: correlations may be cut to the same."""
-        margins = [margin.probabilities for margin in result._record.fit.margins]
-        return np.sort(np.concatenate([result.correlation.to_numpy().ravel(), *margins]))
+        """Return the noisy products, in any order of the columns: correlations may be cut to the same."""
+        return np.sort(np.asarray(result._record.fit.products, dtype=float), axis=None).round(9)
 
     return partition, words, fit, released
 
