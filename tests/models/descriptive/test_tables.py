@@ -455,7 +455,7 @@ def test_table_one_is_that_of_tableone_cell_by_cell():
         groupby="arm",
         pval=True,
         smd=True,
-        decimals={"age": 1, "weight": 0, "months": 2, "stage": 1, "died": 1},
+        decimals={"age": 1, "weight": 1, "months": 2, "stage": 1, "died": 1},
     ).tableone
     theirs.columns = theirs.columns.get_level_values(-1)
     ours = fs.table_one(

@@ -232,7 +232,7 @@ def test_two_strict_sites_say_what_stands_in_the_way(family):
     assert not any(site.site_ledger.refusals.total() for site in partition.sites.values())
     assert set(model.explain(**options).refused["S3"]) == {"two sites"}
     loose = fs.ClientPartition.from_frame(TWO, by="site", policy=Policy.strict(two_sites="warn"))
-    assert family.from_formula("binary ~ x", loose).fit() is not None
+    assert family.from_formula("binary ~ x", loose).fit(**options) is not None
 
 
 def test_keys_cost_a_round():
