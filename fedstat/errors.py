@@ -38,7 +38,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from typing import Self
 
 PACKAGE = os.path.join(os.path.dirname(__file__), "")
@@ -158,7 +157,7 @@ class AliasedColumnsError(EstimationError):
     ('sex[T.m]:stage[T.IV]',)
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: list[str] | tuple[str, ...]) -> None:
         self.columns = tuple(columns)
         super().__init__(
             f"interactions {', '.join(map(repr, self.columns))} follow from other columns over all sites: "

@@ -391,6 +391,15 @@ class FederatedGLM(HorizontalModel):
 class GLORE(FederatedGLM):
     """Logistic regression over sites that hold different rows; see :class:`FederatedGLM`.
 
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`; a ``family`` other than the binomial one is refused.
+
     Examples
     --------
     >>> import fedstat as fs

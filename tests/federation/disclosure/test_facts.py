@@ -16,7 +16,7 @@ from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request
 
 PACKAGE = Path(__file__).parents[3] / "fedstat"
-COUNTS = ("count_dominant_rows", "entities_per_equation")
+COUNTS = ("count_dominant_rows", "entities_per_equation", "masked_among_the_same")
 JUDGES = ("row_checks", "leverage", "differencing", "checks")
 
 
