@@ -8,7 +8,7 @@
     ├── DesignError          formula and data do not fit together (also a ValueError)
     ├── ModelError           an argument of a model or of its fit (also a ValueError)
         ├── EstimationError      the data do not determine the estimate (also an ArithmeticError)
-    │   └── AliasedColumnsError  columns that no row distinguishes; the fit leaves them out
+        │   └── AliasedColumnsError  columns that no row distinguishes; the fit leaves them out
         ├── EngineError          a site was not reached or did not answer; says how to continue
         ├── NotAvailableError    this result does not have the requested value (also an AttributeError)
         ├── ReceiptError         a receipt does not match the sites' signatures or the transferred messages

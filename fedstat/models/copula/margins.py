@@ -103,8 +103,8 @@ class Bins:
         if not self.atoms or self.form == "date" or self.scale == "log" or not low <= 0.0 <= high:
             return None
         if self.form == "whole":
-            place, beside = divmod(-low, self.step)
-            return None if beside else int(place)
+            place, rest = divmod(-low, self.step)
+            return None if rest else int(place)
         if low in (0.0, -0.0):
             return 0
         return (
