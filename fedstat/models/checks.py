@@ -172,11 +172,15 @@ def check_frame(call: str, frame: object, otherwise: str) -> pd.DataFrame:
     """Require a pandas table of rows that the caller holds; `otherwise` says what of other rows."""
     if isinstance(frame, pd.DataFrame):
         return frame
-    plain = "; to_pandas() makes one of it" if hasattr(frame, "to_pandas") else ""
     raise ModelError(
-        f"{call}: expected a pandas DataFrame of rows that you hold, received {kind_of(frame)}{plain}; "
-        f"{otherwise}"
+        f"{call}: expected a pandas DataFrame of rows that you hold, received {kind_of(frame)}"
+        f"{to_pandas(frame)}; {otherwise}"
     )
+
+
+def to_pandas(frame: object) -> str:
+    """Say how a table of another package becomes one of pandas, for the end of a text."""
+    return "; to_pandas() makes one of it" if hasattr(frame, "to_pandas") else ""
 
 
 def kind_of(value: object) -> str:

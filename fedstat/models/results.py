@@ -381,7 +381,16 @@ class CoefficientResults(Results[Any]):
 
     @property
     def df(self) -> pd.Series:
-        """Degrees of freedom of each coefficient's test and interval, by name; infinite where normal."""
+        """Degrees of freedom of each coefficient's test and interval, by name; infinite where normal.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.df.tolist() == [fit.df_resid] * 3
+        True
+        """
         found = self.estimate.df
         if found is None:
             found = np.full(len(self.estimate.names), self.df_inference or np.inf)

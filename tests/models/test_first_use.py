@@ -241,9 +241,12 @@ def test_polars_frames_are_reported_where_they_are_taken(results):
     for call in (results["GLORE"].predict, results["GLORE"].get_prediction, results["FedAvg"].predict):
         with pytest.raises(ModelError, match=pandas_wanted):
             call(frame)
-    partition_wanted = r"received polars DataFrame; make one with .*takes tables of pandas, polars"
+    either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame; to_pandas\(\) makes"
     vfem, vglm = results["VFEMRegression"], results["VerticalGLM"]
-    for call in (vfem.predict, vfem.get_prediction, vglm.predict, results["GLORE"].evaluate):
-        with pytest.raises(ModelError, match=partition_wanted):
+    for call in (vfem.predict, vfem.get_prediction, vglm.predict):
+        with pytest.raises(ModelError, match=either_wanted):
             call(frame)
+    partition_wanted = r"received polars DataFrame; make one with .*takes tables of pandas, polars"
+    with pytest.raises(ModelError, match=partition_wanted):
+        results["GLORE"].evaluate(frame)
     assert fs.ClientPartition.from_frame(frame, by="site").n_entities == 300

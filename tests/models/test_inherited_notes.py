@@ -40,7 +40,16 @@ FITS = {
     "boost": lambda: fs.FedFunctionBoost.from_formula("num ~ age + sex", HOSPITALS).fit(steps=10),
     "impute": lambda: fs.impute(SME, "NPGR ~ ROA + CI", m=2, seed=1),
 }
-MADE = ("get_margeff", "baseline_hazard", "heterogeneity", "regress", "refit", "split", "random_effects_of")
+MADE = (
+    "get_margeff",
+    "baseline_hazard",
+    "heterogeneity",
+    "regress",
+    "refit",
+    "select",
+    "split",
+    "random_effects_of",
+)
 """Members that make a result of estimates; a new one is found by the test of annotations."""
 
 

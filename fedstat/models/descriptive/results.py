@@ -481,7 +481,16 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
     def median(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
-        """Return the median survival time by group, with intervals; see :meth:`quantile`."""
+        """Return the median survival time by group, with intervals; see :meth:`quantile`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(1, until=60)
+        >>> curves.median().columns.tolist()
+        ['median', 'conf_low', 'conf_high', 'after', 'until']
+        """
         return self.quantile(0.5, conf_level, conf_type).rename(columns={"estimate": "median"})
 
     def restricted_mean(self, until: float | None = None, conf_level: float = 0.95) -> pd.DataFrame:

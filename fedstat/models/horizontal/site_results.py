@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -73,7 +74,7 @@ class SiteFitsResults(DesignResults):
         }
         return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
 
-    @cached_property
+    @property
     def heterogeneity(self) -> Heterogeneity:
         """Agreement of the sites: Cochran's Q, I2, random effects, the fit without each site.
 
@@ -97,9 +98,14 @@ class SiteFitsResults(DesignResults):
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
         try:
-            return made_from(self._compare_sites(), self)
+            # A copy: a result that keeps what refers to it is freed by the collector of cycles only.
+            return made_from(copy(self._comparison), self)
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
+
+    @cached_property
+    def _comparison(self) -> Heterogeneity:
+        return self._compare_sites()
 
     def _compare_sites(self) -> Heterogeneity:
         est = self.estimate

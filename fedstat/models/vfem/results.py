@@ -14,6 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
+from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice, check_integer, check_level
 from fedstat.models.results import CoefficientResults
@@ -294,7 +295,8 @@ class VFEMResults(
             draws=draws,
             seed=seed,
         )
-        return select_columns(model, self._record.outcome, exchange, self.estimate, self.ledger, options)
+        found = select_columns(model, self._record.outcome, exchange, self.estimate, self.ledger, options)
+        return made_from(found, self)
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Test against a fit with fewer columns on the same records by the likelihood ratio.

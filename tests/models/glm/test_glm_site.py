@@ -23,6 +23,8 @@ load_families()
 SITE = "S2"
 STEPS = sorted(FAMILIES["glm"])
 FRAME = table()
+BY_REGION = {"cov_type": "cluster", "cov_kwds": {"groups": "region", "correction": "CR1"}}
+"""Regions span sites, and have few rows at some."""
 
 
 def arrays_of(step):
@@ -45,7 +47,7 @@ def model_of(family=None, **known):
 @pytest.fixture(scope="module")
 def model():
     made = model_of()
-    made.fit(cov_type="cluster", cov_kwds={"groups": "region"}, masked=False)
+    made.fit(**BY_REGION, masked=False)
     return made
 
 
@@ -263,7 +265,7 @@ def mutated(mutations, family):
     model.engine = LocalEngine({name: Mutating(site, mutations, outcomes) for name, site in sites.items()})
     found = model.fit(cov_type="HC0", **clear)
     assert found.params.to_numpy().tobytes() == expected.params.to_numpy().tobytes()
-    model.fit(cov_type="cluster", cov_kwds={"groups": "region"}, **clear)
+    model.fit(**BY_REGION, **clear)
     model.fit(cov_type="survey", cov_kwds={"clusters": "ward", "strata": None}, **clear)
     return outcomes
 

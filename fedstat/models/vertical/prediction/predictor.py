@@ -17,7 +17,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import kind_of
+from fedstat.models.checks import kind_of, to_pandas
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
 from fedstat.models.run import PostFitAnalysis, run_analysis
@@ -131,8 +131,8 @@ def as_partition(table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]
         return table
     if not isinstance(table, pd.DataFrame):
         raise ModelError(
-            "expected a ClientPartition, or a DataFrame with the columns of the fit; received "
-            f"{kind_of(table)}"
+            "expected a ClientPartition, or a pandas DataFrame with the columns of the fit; received "
+            f"{kind_of(table)}{to_pandas(table)}"
         )
     keyed = table.reset_index(drop=True).assign(**{ROW: np.arange(len(table))})
     frames = {ROWS: keyed[[ROW]]}
