@@ -241,7 +241,7 @@ def test_polars_frames_are_reported_where_they_are_taken(results):
     for call in (results["GLORE"].predict, results["GLORE"].get_prediction, results["FedAvg"].predict):
         with pytest.raises(ModelError, match=pandas_wanted):
             call(frame)
-    either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame; to_pandas\(\) makes"
+    either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame; to_pandas\(\)"
     vfem, vglm = results["VFEMRegression"], results["VerticalGLM"]
     for call in (vfem.predict, vfem.get_prediction, vglm.predict):
         with pytest.raises(ModelError, match=either_wanted):
