@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedstat.typing import Floats
+
 ROUNDING = 2e-13
 """Rounding of a log-likelihood, relative to its size and the number of rows, with a margin."""
 
@@ -69,6 +71,14 @@ class ConvergenceTest:
             self.reason = f"the distance to the optimum is below {what}"
             return True
         return False
+
+
+def last_digit(beta: Floats, information: Floats) -> float:
+    """Return the decrement of a step by the last digit of coefficients (p,), with their information (p, p).
+
+    The intercept of a response around 1e8 has no digits beyond it, however often a step is repeated.
+    """
+    return float(np.finfo(float).eps * np.sqrt(max(float(beta @ information @ beta), 0.0)))
 
 
 def gains_little(gain: float, log_likelihood: float, n: float, least: float) -> bool:

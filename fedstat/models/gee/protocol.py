@@ -14,7 +14,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.convergence import ConvergenceTest
+from fedstat.inference.convergence import ConvergenceTest, last_digit
 from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.recession import RecessionTest
@@ -231,7 +231,9 @@ class GEEScoring:
             self.trace.append((size, float(np.abs(step).max()), rho))
             # The correlation converges linearly: what is left is larger than its last change.
             # There is no likelihood, and the correlation changes the step after a small one.
-            converged = test.reached(0.0, size, at_rest=False) and abs(turn) < self.tol / 10.0
+            least = last_digit(gamma, total.information)
+            converged = test.reached(0.0, max(size - least, 0.0), at_rest=False)
+            converged = converged and abs(turn) < self.tol / 10.0
             # A correlation that still changes moves coefficients as slowly.
             away = None
             if abs(turn) < max(self.tol, size) or recession.risen:

@@ -23,6 +23,7 @@ from fedstat.federation.disclosure.facts import (
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, control
+from fedstat.inference.convergence import last_digit
 from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
@@ -421,14 +422,17 @@ def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | s
         at = clusters.at(beta)
         if at is None or not clusters.allows(rho):
             return NO_FIT
-        totals = np.array([float(len(at.r)), clusters.weights @ at.r**2])
+        pearson = float(clusters.weights @ at.r**2)
+        totals = np.array([float(len(at.r)), pearson])
         pairs = pair_sums(at.r, clusters.weights, first)
         rho, before = correlation(clusters.request.structure, pairs, counts, totals, p), rho
         if not clusters.allows(rho):
             return NO_FIT
         each, information = clusters.sums(at, rho)
         score, information = each.sum(axis=0), information[0]
-        if np.abs(move).max() < OWN_TOLERANCE and abs(rho - before) < OWN_TOLERANCE:
+        size = np.sqrt(max(float(move @ information[inside] @ move), 0.0))
+        least = OWN_TOLERANCE * np.sqrt(pearson) + last_digit(beta[varies], information[inside])
+        if size < least and abs(rho - before) < OWN_TOLERANCE:
             break
     else:
         return NO_FIT
