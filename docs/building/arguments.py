@@ -111,6 +111,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "lipschitz": "Lipschitz constant of the gradients (QFedAvg).",
         "mu": "Weight of the proximal term (FedProx).",
         "gamma": "Inexactness of a site's solution (FedProx).",
+        "average": "Weights of sites in the average (FedProx).",
         "standardize": "Whether columns are standardized before the algorithm runs.",
         "compress": "Whether columns with heavy tails enter as asinh of robust units.",
         "init": "Starting coefficients.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
@@ -434,7 +434,8 @@ class FedProx(FedAvg):
     Each site minimizes ``F_k(w) + mu/2 ||w - beta||^2``, and may stop once the gradient of that is gamma
     times the first gradient of F_k (Li et al. 2020, Algorithm 2, Definition 2). The distance is that in the
     columns of the algorithm. Here sites are drawn with equal probability and averaged by rows, as in FedAvg;
-    the publication draws them in proportion to their rows and averages without weights.
+    the publication draws them in proportion to their rows and averages without weights
+    (``average="sites"``). If all sites are drawn, that minimizes the sum of F_k, not the likelihood.
 
     References
     ----------
@@ -471,6 +472,7 @@ class FedProx(FedAvg):
         progress: bool | None = None,
         mu: float = 0.1,
         gamma: float = 0.0,
+        average: Literal["rows", "sites"] = "rows",
     ) -> FedAvgResults:
         """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
@@ -482,6 +484,8 @@ class FedProx(FedAvg):
             Weight of the proximal term, at least 0; with mu = gamma = 0 it is FedAvg.
         gamma : float
             Inexactness at which a site may stop before its last epoch, in [0, 1); 0: it runs all epochs.
+        average : {"rows", "sites"}
+            Weights of sites in the average: their rows, or each once, as printed.
 
         Returns
         -------
@@ -490,4 +494,7 @@ class FedProx(FedAvg):
         """
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
-        return self._run(locals(), AveragingRule(proximal=(float(mu), float(gamma))))
+        if average not in ("rows", "sites"):
+            raise ModelError(f"average: expected 'rows' or 'sites', received {average!r}")
+        once = average == "sites"
+        return self._run(locals(), AveragingRule(proximal=(float(mu), float(gamma)), each_once=once))

@@ -64,6 +64,8 @@ class AveragingRule:
         Share of the move before, and dampening of the update, of FedAvgM (Hsu et al. 2019, section 4.3).
     proximal : tuple of two floats, optional
         mu and gamma of FedProx, by which the sites descend (Li et al. 2020, Algorithm 2).
+    each_once : bool
+        Whether sites have equal weights in the average of FedProx, as printed; it minimizes the sum of F_k.
     fair : tuple of two floats, optional
         q and L of q-FedAvg (Li et al. 2020, Algorithm 2), which minimizes the sum over sites of
         F_k^(q+1) / (q+1).
@@ -71,7 +73,13 @@ class AveragingRule:
 
     momentum: tuple[float, float] | None = None
     proximal: tuple[float, float] | None = None
+    each_once: bool = False
     fair: tuple[float, float] | None = None
+
+    @property
+    def own_criterion(self) -> bool:
+        """Whether the rule minimizes something else than the loss over all rows."""
+        return self.fair is not None or self.each_once
 
     @property
     def options(self) -> Mapping[str, float]:
@@ -232,7 +240,7 @@ class FedAvgProtocol:
             "number": np.array(number),
         } | self._rule_arrays()
         if self.rule.proximal is not None:
-            arrays["proximal"] = np.array(self.rule.proximal)
+            arrays["proximal"] = np.array([*self.rule.proximal, self.rule.each_once])
         drawn = self.drawn(number)
         request = self.sites if self.session.masked else drawn  # masks cancel over all sites only
         replies = yield [
@@ -263,6 +271,8 @@ class FedAvgProtocol:
     def judge(self, beta: Floats) -> FitProtocol[FedAvgFit]:
         """Ask all sites for score, information and likelihood at the final coefficients."""
         arrays = {"beta": beta} | self._rule_arrays()
+        if self.rule.each_once:
+            arrays["fair"] = np.array([0.0, 1.0, 1.0])  # of F_k with q = 0
         replies = yield self.session.request_all("sum_scores", arrays)
         self._check_inside(replies)
         sums = self._sums(replies)
@@ -306,11 +316,8 @@ class FedAvgProtocol:
         """Add up; the score is not used if few rows have weight in that of a site."""
         # If one site is silent, the sum of the others would give a wrong distance; zeros make it infinite.
         reported = float(int(add(replies, "spread")) == len(replies))
-        fair = {
-            name: reported * add(replies, name)
-            for name in ("slope", "curvature")
-            if self.rule.fair is not None
-        }
+        own = ("slope", "curvature") if self.rule.own_criterion else ()
+        fair = {name: reported * add(replies, name) for name in own}
         losses = None
         if not self.session.masked:
             losses = np.array([reply.arrays["totals"][1] for reply in replies]) / (2.0 * self.rows)

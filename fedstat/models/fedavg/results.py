@@ -202,6 +202,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
             ("Batch Size", "whole site" if options.batch_size is None else f"{options.batch_size:,}"),
             ("Learning Rate", f"{options.learning_rate:g}"),
             *((LABELS[name], f"{value:g}") for name, value in self._fit.rule.options.items()),
+            *([("Average", "each site once")] if self._fit.rule.each_once else []),
             ("Standardized", "yes" if options.standardize else "no"),
             rows[-1],
         ]
@@ -233,8 +234,8 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
     """Whether the estimate is near enough to where its algorithm leads, and what to say of it."""
     worst = float(np.abs(fit.to_go).max())
-    fair = fit.rule.fair is not None
-    goal = "the minimum of its own criterion" if fair else "the maximum-likelihood estimate"
+    own = fit.rule.own_criterion
+    goal = "the minimum of its own criterion" if own else "the maximum-likelihood estimate"
     rounds = fit.options.rounds
     after = f"after {rounds:,} round{'s' if rounds > 1 else ''}"
     if worst <= NEAR:
@@ -275,4 +276,11 @@ def _distance_notes(name: str, fit: FedAvgFit) -> Iterator[Note]:
             f"{name} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's mean loss: sites "
             "count equally, with any number of rows, and those with a high loss count more. It leads to "
             "the maximum of the likelihood only if sites do not differ.",
+        )
+    if fit.rule.each_once:
+        yield Note(
+            "equal_average",
+            f"{name} averages sites with equal weights: if all of them take part in each round, it minimizes "
+            "the sum of their mean losses, and leads to the maximum of the likelihood only if sites have "
+            "as many rows or do not differ.",
         )

@@ -223,7 +223,7 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
         "learning_rate": _chosen("length of a gradient step"),
         "seed": _chosen("seed of the run", dtype="int64"),
         "number": _chosen("number of the round", dtype="int64", bound=False),
-        "proximal": _chosen("mu and gamma of FedProx", 1, optional=True),
+        "proximal": _chosen("mu, gamma and equal weights of FedProx", 1, optional=True),
         "fair": FAIR,
     },
     releases={
@@ -251,19 +251,19 @@ def run_epochs(
 
     `drawn` are the sites of the round, the same at every site; one that is not drawn adds zeros, so that
     masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
-    the round, from 0, determine with the site's name the order of the rows. `proximal` (2,) are mu and gamma
-    of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of q-FedAvg and a loss, see
-    :func:`fedstat.kernels.fedavg.fair_update`.
+    the round, from 0, determine with the site's name the order of the rows. `proximal` (3,) are mu and gamma
+    of FedProx (Li et al. 2020, Algorithm 2), and whether each site counts once; `fair` (3,) are q and L of
+    q-FedAvg and a loss, see :func:`fedstat.kernels.fedavg.fair_update`.
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
-    rows, and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
+    rows, and ``weight``, the rows, or 1 if each site counts once; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
     before the epochs, times the rows, and the rows. All are zero where few rows have nearly all weight at the
     coefficients of an epoch. A descent that leaves the finite numbers or the
     distribution's domain is an EstimationError.
     """
     site = site_rows(data, state, beta)
     if proximal is not None:
-        check_lengths(data.name, proximal=(proximal, 2))
+        check_lengths(data.name, proximal=(proximal, 3))
     if fair is not None:
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
@@ -287,7 +287,7 @@ def run_epochs(
     state.report(replace(point, answered=False))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
-    near = () if proximal is None else proximal.tolist()
+    *near, once = (0.0,) if proximal is None else proximal.tolist()
     options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
     nothing: dict[str, Array] = {
         "beta": np.zeros(site.p),
@@ -303,7 +303,8 @@ def run_epochs(
         loss = mean_loss(site.rows, beta, family)
         path: list[Floats] = []
         reached = local_descent(site.rows, beta, family, options, rng, path)
-        moved, weight = site.count * reached, site.count
+        weight = 1.0 if once else site.count
+        moved = weight * reached
         if fair is not None:
             moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:

@@ -195,6 +195,29 @@ def test_fedprox_is_the_printed_algorithm(gamma):
     close(ours.params, beta)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_fedprox_averages_each_site_once_as_printed(masked):
+    """Li et al. 2020, Algorithm 2, line 6; with mu = 0 and small steps it minimizes the sum of F_k."""
+    pooled = Pooled("binary", "x + z", F.Binomial())
+    beta, mu = np.zeros(3), 0.5
+    for _ in range(4):
+        reached = []
+        for site in SITES:
+            w = beta.copy()
+            for _ in range(3):
+                w = w - 0.3 * (pooled.gradient(w, site) + mu * (w - beta))
+            reached.append(w)
+        beta = np.mean(reached, axis=0)
+    options = {"average": "sites", "local_epochs": 3, "batch_size": None, "learning_rate": 0.3}
+    ours = fit(fs.FedProx, formula="binary ~ x + z", mu=mu, rounds=4, masked=masked, **options)
+    close(ours.params, beta)
+    found = minimize(lambda b: sum(pooled.loss(b, site) for site in SITES), np.zeros(3), tol=1e-12).x
+    still = {"rounds": 1, "batch_size": None, "learning_rate": 1e-9, "average": "sites", "init": found}
+    ours = fit(fs.FedProx, formula="binary ~ x + z", **still)
+    assert abs(ours._fit.to_go).max() < 1e-3 < abs(ours.distance).max()
+    assert "each site once" in str(ours.summary()) and "equal weights" in str(ours.notes)
+
+
 def test_q_fedavg_leads_to_the_minimum_of_its_own_criterion():
     frame = table(4_000)
     pooled = Pooled("binary", "x + z", F.Binomial(), frame)

@@ -243,7 +243,7 @@ def started():
         ("run_epochs", {"beta": np.full(2, np.nan)}, "not finite"),
         ("run_epochs", {"epochs": np.array(1.0)}, "'epochs' is of type float64, expected int64"),
         ("run_epochs", {"seed": np.array(-1)}, "failed"),
-        ("run_epochs", {"proximal": np.zeros(3)}, "array 'proximal' has 3 rows, expected 2"),
+        ("run_epochs", {"proximal": np.zeros(2)}, "array 'proximal' has 2 rows, expected 3"),
         ("run_epochs", {"fair": np.ones(2)}, "array 'fair' has 2 rows, expected 3"),
         ("run_epochs", {"drawn": np.array(True)}, r"unknown \['drawn'\]"),
         ("run_epochs", {"rows": np.zeros(3)}, r"unknown \['rows'\]"),
