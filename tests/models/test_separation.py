@@ -90,7 +90,7 @@ FAMILIES = {
     "VFEMGLM joint": ("count", over_columns(fs.VFEMGLM, "count", family=F.Poisson())),
     "VerticalGLM": ("y", over_columns(fs.VerticalGLM, "y", {"lam": 0.0}, family=F.Binomial())),
 }
-NAMES = r"('g\[T.c\]'|'[qs]: g\[T.c\]'|'is_c')"
+NAMES = r"('g\[T.c\]'|'[qs]: g\[T.c\]'|'is_c( \(\w\))?')"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
