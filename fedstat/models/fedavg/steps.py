@@ -256,10 +256,10 @@ def run_epochs(
     q-FedAvg and a loss, see :func:`fedstat.kernels.fedavg.fair_update`.
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
-    rows, and ``weight``, the rows, or 1 if each site counts once; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
-    before the epochs, times the rows, and the rows. All are zero where few rows have nearly all weight at the
-    coefficients of an epoch. A descent that leaves the finite numbers or the
-    distribution's domain is an EstimationError.
+    rows, and ``weight``, the rows, or 1 if each site counts once; for q-FedAvg ``Delta_k`` and ``h_k``.
+    ``loss`` (2,): the mean loss F_k before the epochs, times the rows, and the rows. All are zero where few
+    rows have nearly all weight at the coefficients of an epoch. A descent that leaves the finite numbers or
+    the distribution's domain is an EstimationError.
     """
     site = site_rows(data, state, beta)
     if proximal is not None:
