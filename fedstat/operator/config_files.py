@@ -130,6 +130,7 @@ kind = {kind}          # one of {kinds}
 path = {path}
 {key}    # columns that identify a record; no model uses them
 # na_values = ["", "NA"]  # how a text file marks a missing value
+# counts = "n"            # column with the number of entities that a row represents (tables of counts)
 #
 # A database is only read, once when the site starts. Its address is in an environment variable and is not
 # written to any file:

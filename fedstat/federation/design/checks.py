@@ -32,7 +32,7 @@ def check_levels(category: pd.Categorical, site: str, name: str, min_count: int)
 
 
 def check_counts(
-    where: str, counts: Mapping[LevelValue, int], min_count: int, counted: str, over: str = ""
+    where: str, counts: Mapping[LevelValue, int], min_count: int, counted: str, over: str = "", more: str = ""
 ) -> None:
     """Require enough of what is counted of every level; a DesignError lists those that have too few."""
     rare = [level for level, count in counts.items() if count < min_count]
@@ -46,7 +46,7 @@ def check_counts(
     listed = list_levels(rare, [counts[level] for level in rare])
     raise DesignError(
         f"{where}: {listed} with fewer than {min_count} {counted}{over}, of {len(counts):,} levels in all. "
-        f"{remedy}"
+        f"{remedy}{more}"
     )
 
 

@@ -24,6 +24,7 @@ from fedstat.federation.design.levels import (
 from fedstat.federation.design.site_rows import INTERCEPT, RowsRequest
 from fedstat.federation.design.transform_states import agree_states, assumed_states
 from fedstat.federation.design.vertical_design import FAMILY
+from fedstat.federation.disclosure.facts import TABLE_OF_COUNTS
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
@@ -153,7 +154,8 @@ def agree_coding(
             error.empty_site = row.site
             raise error
     kinds: dict[str, ColumnKind] = agree_kinds(columns)
-    levels = agree_levels(columns, site_column=site_column, min_count=min_count)
+    remedy = f" {TABLE_OF_COUNTS}." if question.counted else ""
+    levels = agree_levels(columns, site_column=site_column, min_count=min_count, remedy=remedy)
     for doubt in spelling_doubts(columns, site_column):
         warn(doubt, SpellingWarning)
     if question.has_categories:

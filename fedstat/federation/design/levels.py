@@ -138,18 +138,24 @@ def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, ColumnKind]:
     return agreed
 
 
+LEVEL_SETTING = " The limit is min_count of the partition (in federation.toml, or from_frame(min_count=))."
+
+
 def agree_levels(
-    sites: Mapping[str, SiteColumns], *, site_column: str, min_count: int
+    sites: Mapping[str, SiteColumns], *, site_column: str, min_count: int, remedy: str = ""
 ) -> dict[str, tuple[LevelValue, ...]]:
     """Return the levels of every coded column over all sites, in order.
 
     Columns that declare the same levels everywhere keep their order, without the levels that no row has;
     otherwise levels are sorted, as in one stacked table. Raises a DesignError for levels that are numbers at
     one site and text at another, for one level only, and for levels with fewer than `min_count` rows in
-    total.
+    total, whose text ends with a further `remedy`.
     """
     names = dict.fromkeys(name for columns in sites.values() for name in columns.levels)
-    return {name: tuple(sites) if name == site_column else _agree(name, sites, min_count) for name in names}
+    return {
+        name: tuple(sites) if name == site_column else _agree(name, sites, min_count, LEVEL_SETTING + remedy)
+        for name in names
+    }
 
 
 MOST_CATEGORIES = 30
@@ -187,7 +193,9 @@ def agreed_categories(
     return levels
 
 
-def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple[LevelValue, ...]:
+def _agree(
+    name: str, sites: Mapping[str, SiteColumns], min_count: int, remedy: str
+) -> tuple[LevelValue, ...]:
     reported = {site: columns.levels[name] for site, columns in sites.items()}
     counts: dict[LevelValue, int] = {}
     for row in reported.values():
@@ -201,9 +209,8 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
         levels = _sorted(name, counts, reported)
     if len(levels) < 2:
         raise DesignError(f"column {name!r} has the same level at every site. Leave it out.")
-    check_counts(
-        at_column("", name), {level: counts[level] for level in levels}, min_count, "rows", " over all sites"
-    )
+    counted = {level: counts[level] for level in levels}
+    check_counts(at_column("", name), counted, min_count, "rows", " over all sites", remedy)
     return tuple(levels)
 
 

@@ -151,7 +151,7 @@ class RowsRequest:
     def requested(self) -> tuple[FactorsRequested, ...]:
         """Report what is to be computed, which the site checks before a row is read."""
         return (
-            term_facts(self.read_every_term()),
+            replace(term_facts(self.read_every_term()), counted=self.counted),
             *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
             column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
@@ -161,6 +161,11 @@ class RowsRequest:
     def counts_rows(self) -> bool:
         """Whether weights are the numbers of rows for which rows stand."""
         return "freq_weights" in self.weights
+
+    @property
+    def counted(self) -> bool:
+        """Whether columns are named as numbers of entities, by these weights or by ``cbind()``."""
+        return self.counts_rows or self.response.startswith("cbind(")
 
     def column_sums(self, used: Bools, products: bool = False, weights: str = "") -> ColumnSums:
         """Report which functions of columns are summed over rows, with their `products` if these are."""

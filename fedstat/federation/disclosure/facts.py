@@ -18,6 +18,13 @@ from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Array, Bools, Floats, Ints
 
+TABLE_OF_COUNTS = (
+    "Rules count rows, whatever freq_weights or cbind() say. If a row represents several entities, the owner "
+    'of the site declares the column of their number, by counts = "COLUMN" under [data] in site.toml (in one '
+    'process ClientPartition.from_frame(..., counts="COLUMN")); the table then has one row for each entity, '
+    "and a model needs no freq_weights"
+)
+"""What to do about a rule that counts rows of a table of counts; an analyst's weights may be any column."""
 COMPARISON = "comparison"
 """Used instead of a function: a column that is compared with one written level, as in ``visits > 0``."""
 
@@ -51,11 +58,13 @@ class FormulaFactor:
 class FactorsRequested:
     """Factors that a request computes from a site's columns, and their `products`, by their text.
 
-    It is reported before any row is read.
+    It is reported before any row is read. `counted` states that the request names columns as numbers of
+    entities, which no rule of a policy counts.
     """
 
     factors: Sequence[FormulaFactor]
     products: Mapping[str, Sequence[FormulaFactor]] = field(default_factory=dict)
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

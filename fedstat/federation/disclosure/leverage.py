@@ -26,6 +26,7 @@ from fedstat.federation.disclosure.facts import DesignDirections, FittedMeanSums
 from fedstat.federation.disclosure.row_checks import (
     MIN_REMAINING_VARIATION,
     check_concentration,
+    refusal,
     remaining_variation,
 )
 from fedstat.federation.disclosure.state import SiteData, State
@@ -96,12 +97,11 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
         size = np.abs(direction[1:])
         found = [f"'{fact.names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
         involved = list(dict.fromkeys(found))
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum rows per level",
-            data.name,
             f"requires at least {few + 1} rows behind every combination of columns; {', '.join(involved)} "
-            "together single out fewer. Merge levels, or leave a term out; the owner's setting is "
-            "min_level_count",
+            "together single out fewer. Merge levels, or leave a term out",
         )
 
 

@@ -21,8 +21,14 @@ from fedstat.errors import (
     SecurityError,
 )
 from fedstat.federation.audit.event_log import SiteLedger
-from fedstat.federation.disclosure.facts import COMPARISON, FactorsRequested, FormulaFactor
+from fedstat.federation.disclosure.facts import (
+    COMPARISON,
+    TABLE_OF_COUNTS,
+    FactorsRequested,
+    FormulaFactor,
+)
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.row_checks import SETTINGS
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.published import Published
 
@@ -33,6 +39,8 @@ DATA_INDEPENDENT_ERRORS = (ConsentError, DescriptionError, FormulaError, Securit
 ROWS = "rows"
 """The rule of every refusal that depends on rows, as the analyst reads it."""
 MAX_TERMS_NAMED = 8
+COUNTING_RULES = (*SETTINGS, "simple formulas")
+"""Rules that refuse a table of counts: they count rows, or need columns that have rare levels."""
 
 
 @dataclass(slots=True)
@@ -58,6 +66,9 @@ class RefusalLog:
     ) -> FedstatError:
         """Turn an error of a step, which may depend on rows, into the text for the analyst."""
         policy = data.policy
+        counted = any(fact.counted for fact in requested)
+        if counted and isinstance(error, PolicyError) and error.rule in COUNTING_RULES:
+            error = error.with_message(f"{error}. {TABLE_OF_COUNTS}")
         if isinstance(error, DATA_INDEPENDENT_ERRORS):
             return error
         # Under a budget no charge would pay for a reason.
@@ -102,6 +113,8 @@ def refusal_text(
         parts.append(f"A response of two values ({outcomes}): leave a site with a rare outcome out")
     if rows := _keys(policy, {"min_count": 0, "remember": "nothing"}):
         parts.append(f"Rows ({rows}): use the rows of an earlier model (complete=[...]), or fewer columns")
+    if any(fact.counted for fact in facts):
+        parts.append(TABLE_OF_COUNTS)
     return ". ".join(parts)
 
 

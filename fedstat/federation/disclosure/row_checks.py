@@ -15,6 +15,20 @@ from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_s
 from fedstat.federation.tables.columns import MAX_SHOWN
 from fedstat.typing import Floats
 
+SETTINGS = {
+    "minimum count": "min_count",
+    "minimum events": "min_events",
+    "minimum rows per level": "min_level_count",
+    "maximum parameters per row": "max_parameters",
+}
+"""Keys of the policy by which its owner can change the rules that count rows."""
+
+
+def refusal(data: SiteData, rule: str, why: str) -> PolicyError:
+    """Return the error of a rule that counts rows; its text ends with the setting of the owner."""
+    return PolicyError.of_rule(rule, data.name, f"{why}; the owner's setting is {SETTINGS[rule]}")
+
+
 # ----------------------------------------------------------------------------------------------------
 # Weights that concentrate a sum on a few rows: the owner's requirements, whatever the source of the weights.
 
@@ -35,9 +49,9 @@ def check_case_weights(data: SiteData, state: State, fact: facts.CaseWeights) ->
     """
     least = data.policy.min_count
     if fact.total**2 < least * fact.squares * (1.0 - 1e-9) or not fact.total > 0.0:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {least} effective rows; the weights of {', '.join(map(repr, fact.columns))} "
             "concentrate on fewer. Use other weights, or leave the site out",
         )
@@ -80,9 +94,9 @@ def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWei
         Names the rule, the site and a remedy.
     """
     if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(fact.values.T)):
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.min_count} entities behind a sum; these {fact.what} concentrate on "
             f"fewer{_max_share_text(data)}. Some columns may separate the response. Use fewer columns or, "
             "with a penalty, a larger lambda",
@@ -122,9 +136,9 @@ def refuse_working_weights(data: SiteData) -> None:
     PolicyError
         Always.
     """
-    raise PolicyError.of_rule(
+    raise refusal(
+        data,
         "minimum count",
-        data.name,
         f"requires at least {data.min_count} rows behind sums at any coefficients; at these, nearly all "
         "weight "
         f"is on fewer{_max_share_text(data)}. In a fit, outcomes are then nearly separated, or tails are "
@@ -172,9 +186,9 @@ def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> Non
         Names the rule, the site and what its owner may change.
     """
     if fact.n < data.policy.min_count:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.policy.min_count} entities behind a sum; here there are {fact.n}. Use "
             "more entities, or leave the site out",
         )
@@ -190,19 +204,19 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
     """
     policy = data.policy
     if fact.n < policy.min_count:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {policy.min_count} complete rows; there are {fact.n}. Leave the site out, "
             "or use "
             "fewer columns with missing values",
         )
     if fact.parameters > policy.max_parameters * fact.n:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "maximum parameters per row",
-            data.name,
             f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
-            f"{fact.n:,} rows. Use fewer terms, or leave the site out; the owner's setting is max_parameters",
+            f"{fact.n:,} rows. Use fewer terms, or leave the site out",
         )
 
 
@@ -246,11 +260,11 @@ def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> Non
     outcomes = ("rows without the event", "events")
     few = [what for what, count in zip(outcomes, fact.counts, strict=True) if 0 < count < least]
     if few:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum events",
-            data.name,
             f"requires no rows or at least {least} rows of either outcome of '{fact.response}'; it has fewer "
-            f"{few[-1]}. Leave the site out; the owner's setting is min_events",
+            f"{few[-1]}. Leave the site out",
         )
 
 
@@ -271,11 +285,11 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
         if rare <= MAX_SHOWN
         else "It looks like an identifier or a measurement: leave it out, or group it first"
     )
-    raise PolicyError.of_rule(
+    raise refusal(
+        data,
         "minimum rows per level",
-        data.name,
         f"requires at least {least} rows of every level; {rare:,} of the {len(counts):,} levels of column "
-        f"'{column}' have fewer. {remedy}; the owner's setting is min_level_count",
+        f"'{column}' have fewer. {remedy}",
     )
 
 
@@ -310,11 +324,11 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
     least = data.policy.min_level_count
     for name, count in zip(fact.names, fact.ones.tolist(), strict=True):
         if 0 < count < least or (count >= 0 and 0 < fact.n - count < least):
-            raise PolicyError.of_rule(
+            raise refusal(
+                data,
                 "minimum rows per level",
-                data.name,
                 f"requires no rows or at least {least} rows on either side of design column '{name}'; it has "
-                "fewer. Merge levels, or leave the term out; the owner's setting is min_level_count",
+                "fewer. Merge levels, or leave the term out",
             )
 
 
@@ -398,9 +412,9 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
         matrices = f"{fact.times} Gram matri{'x' if fact.times == 1 else 'ces'} of {fact.columns} columns"
         what = f"{equations} equations about a column" if fact.columns is None else matrices
         grams = f", and {what} at least {least}"
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.min_count} entities behind the sums of every fold, missing "
             f"pattern or interval of time{grams if equations else ''}; there are {counts.min()}. Use fewer "
             "columns, folds, intervals or Newton steps, or leave the site out",
@@ -419,9 +433,9 @@ def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEn
         As :func:`check_rows`.
     """
     if 0 < fact.n < data.min_count:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.min_count} entities behind a sum, and {fact.n} of the entities are in "
             "no "
             "pattern: leave them out from the start",
@@ -441,21 +455,20 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
         least = max(least, int(np.ceil(entities_per_equation(data.policy) * fact.equations)))
     if any(0 < count < least for count in fact.rows):
         if fact.equations:
-            raise PolicyError.of_rule(
+            raise refusal(
+                data,
                 "minimum count",
-                data.name,
                 f"requires at least {least} rows of every cluster that several sites have, since "
                 f"{fact.equations} equations about a column follow from its sums; some have fewer. Use "
                 'cov_kwds={..., "correction": "CR1"}, which needs no products by cluster, fewer terms, or '
                 "labels that differ between sites if clusters do not span sites",
             )
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.min_count} rows behind the score of a cluster or stratum that several "
             "sites have; some have fewer. If clusters and strata do not span sites, use labels that differ "
-            "between sites; no such scores are then needed. Otherwise the owner must lower the count, or "
-            "merge small ones",
+            "between sites; no such scores are then needed. Otherwise merge small ones",
         )
 
 
@@ -472,27 +485,26 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
     """
     policy, groups = data.policy, f"clusters by '{fact.groups}'"
     if fact.n < data.min_count and not (fact.whole and fact.n == 1):
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum count",
-            data.name,
             f"requires at least {data.min_count} {groups} behind a sum; there are fewer. Leave the site out, "
             f"or {fact.remedy}",
         )
     if fact.parameters > policy.max_parameters * fact.n:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "maximum parameters per row",
-            data.name,
             f"allows {policy.max_parameters:g} coefficients for each of the {groups}; the model has "
             f"{fact.parameters:,} for {fact.n:,}. Use fewer terms, or leave the site out",
         )
     for kind, counts in fact.kinds.items():
         if any(0 < count < policy.min_level_count for count in counts):
-            raise PolicyError.of_rule(
+            raise refusal(
+                data,
                 "minimum rows per level",
-                data.name,
                 f"requires none or at least {policy.min_level_count} {groups} {kind}; there are fewer. "
-                f"{fact.remedies.get(kind, 'Merge levels, or leave clusters out')}; the owner's setting is "
-                "min_level_count",
+                f"{fact.remedies.get(kind, 'Merge levels, or leave clusters out')}",
             )
 
 
@@ -574,9 +586,9 @@ def check_concentration(data: SiteData, rest: float, what: str) -> None:
         As :func:`check_rows`.
     """
     if rest < MIN_REMAINING_VARIATION:
-        raise PolicyError.of_rule(
+        raise refusal(
+            data,
             "minimum rows per level",
-            data.name,
             f"requires at least {data.policy.min_level_count} rows behind every column; fewer make up nearly "
             f"all variation of {what}. Transform it, for example with a logarithm, or leave it out",
         )

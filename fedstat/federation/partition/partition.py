@@ -37,6 +37,7 @@ from fedstat.federation.partition.row_tables import (
     row_problems,
     stack_tables,
     streams_query,
+    with_counts,
     with_site_curves,
 )
 from fedstat.federation.protocols.engine import Engine, LocalEngine
@@ -502,6 +503,7 @@ class ClientPartition(PartitionViews):
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
+        counts: str | Mapping[str, str] | None = None,
     ) -> ClientPartition:
         """Take one table per site: linked by a key (vertical), or stacked (horizontal).
 
@@ -553,6 +555,10 @@ class ClientPartition(PartitionViews):
             By name, the columns of each table that hold a curve, such as
             ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
             takes the place of its columns; models of curves ask for it by its name.
+        counts : str or mapping of str to str, optional
+            Horizontal, for tables of counts: the column with the number of entities that a row represents, at
+            all sites or by site. The site's table then has one row for each entity and no such column, so
+            that policies and models count entities. Models need no ``freq_weights``.
 
         Raises
         ------
@@ -562,6 +568,7 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         check.raise_problems(check.layout_problems(layout, on, site_column))
         check.raise_problems(check.align_problems(align, layout))
+        frames = with_counts(frames, counts, layout, on)
         if isinstance(on, Mapping):
             frames, on = check.one_key_name(named_tables(frames, ()), on)
         key = check.key_names(on)
@@ -597,6 +604,7 @@ class ClientPartition(PartitionViews):
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, AnyCurve] | None = None,
+        counts: str | None = None,
     ) -> ClientPartition:
         """Divide one table among sites, as in a simulation.
 
@@ -613,6 +621,8 @@ class ClientPartition(PartitionViews):
             Key columns; without them every row is an entity.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
             As in :meth:`from_frames`.
+        counts : str, optional
+            As in :meth:`from_frames`; with `by` only.
 
         Raises
         ------
@@ -629,11 +639,13 @@ class ClientPartition(PartitionViews):
         table = named_table(frame, key)
         if by is None:
             layout: Layout = "vertical"
+            with_counts({}, counts, layout, on)
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.column_split_problems(table, columns or {}, key, new_data=new_data))
             alignment = split_columns(table, columns or {}, key)
         else:
             layout = "horizontal"
+            table = with_counts({"": table}, counts, layout, on)[""]
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
@@ -658,6 +670,7 @@ class ClientPartition(PartitionViews):
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
+        counts: str | Mapping[str, str] | None = None,
     ) -> ClientPartition:
         """Take one CSV, TSV or Parquet file per site.
 
@@ -675,7 +688,7 @@ class ClientPartition(PartitionViews):
             Text of a missing cell in a text file; a level called "None" stays a level.
         dtype : mapping of str to str, optional
             Types of columns of text files, e.g. ``{"id": "str"}`` for keys with leading zeros.
-        partial, min_count, policy, policies, shared_seed, new_data, published, curves
+        partial, min_count, policy, policies, shared_seed, new_data, published, curves, counts
             As in :meth:`from_frames`.
 
         Raises
@@ -706,6 +719,7 @@ class ClientPartition(PartitionViews):
             new_data=new_data,
             published=published,
             curves=curves,
+            counts=counts,
         )
 
     @classmethod

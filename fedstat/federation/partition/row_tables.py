@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from fedstat.errors import PartitionError
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.columns import HeldTable, inner_table, kind_problems
 from fedstat.federation.tables.curve_columns import AnyCurve, CurveTable, curve_problems, with_curves
 from fedstat.federation.tables.keys import Alignment
+from fedstat.federation.tables.sources import one_row_per_entity
 from fedstat.federation.tables.sql_table import SqlTable
 from fedstat.federation.tables.table import FrameTable, ParquetTable, Table, table_curves
 from fedstat.typing import Ints
@@ -38,6 +40,28 @@ class RowRanges(Mapping[str, Ints]):
 
     def __len__(self) -> int:
         return len(self._ranges)
+
+
+def with_counts(
+    tables: Mapping[str, Any], counts: str | Mapping[str, str] | None, layout: str, on: object
+) -> dict[str, Any]:
+    """Give tables of counts one row for each entity; `tables` has an empty name for one that is divided."""
+    if counts is None:
+        return dict(tables)
+    if layout == "vertical" or on is not None:
+        raise PartitionError(
+            "counts is for sites with different rows, without a key: a row with a key represents one entity. "
+            f"{'Leave on= out' if layout == 'horizontal' else 'Leave it out'}."
+        )
+    by_site = dict.fromkeys(tables, counts) if isinstance(counts, str) else dict(counts)
+    unknown = [site for site in by_site if site not in tables]
+    check.raise_problems(f"counts names {site!r}, which is no site." for site in unknown)
+    return {
+        site: one_row_per_entity(f"site {site!r}" if site else "the table", table, by_site[site])
+        if site in by_site
+        else table
+        for site, table in tables.items()
+    }
 
 
 def with_site_curves(

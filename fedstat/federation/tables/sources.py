@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import narwhals as nw
+import numpy as np
 import pandas as pd
 from narwhals.typing import IntoDataFrame
 
@@ -25,6 +26,7 @@ from fedstat.federation.tables.curves import Curve
 from fedstat.federation.tables.database import SECONDS, open_database
 from fedstat.federation.tables.sql_table import MEGABYTES, SqlTable
 from fedstat.federation.tables.table import NO_PYARROW, FrameTable, ParquetTable, Table
+from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
 # From tables and files of any kind to pandas frames.
@@ -164,6 +166,53 @@ def named_table(frame: IntoDataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Tables of counts, whose rows represent several entities. Only the owner of a table can declare the column of
+# their number. The table then has one row for each of them, so that every rule of a policy counts entities. A
+# column that an analyst names as weights counts as many rows as there are: a large number in it is no person.
+
+MOST_ENTITIES = 10_000_000
+COPY = "number of the entity in its row"
+"""Column that distinguishes the entities of a row, which have its key in common."""
+
+
+def count_problems(where: str, frame: pd.DataFrame, counts: str) -> Iterator[str]:
+    """Problems of the column with the number of entities that each row represents."""
+    if counts not in frame.columns:
+        yield f"{where} has no column {counts!r}, which counts names. Check the spelling."
+        return
+    column = frame[counts]
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        yield f"{where}, column {counts!r}: counts are whole numbers of entities. Convert the column."
+        return
+    numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = int((~np.isfinite(numbers) | (numbers < 0.0) | (numbers % 1.0 != 0.0)).sum())
+    if wrong:
+        yield (
+            f"{where}, column {counts!r}: {wrong:,} values are no whole numbers of entities. Correct them; "
+            "weights of other kinds belong into var_weights of a model."
+        )
+    elif numbers.sum() > MOST_ENTITIES:
+        yield (
+            f"{where}, column {counts!r}: its rows represent more than {MOST_ENTITIES:,} entities, which do "
+            "not fit into memory. Leave counts out, and give the column as freq_weights of a model."
+        )
+
+
+def rows_of_counts(where: str, frame: pd.DataFrame, counts: str) -> Ints:
+    """Return the row of each entity that a table of counts represents, (n_entities,)."""
+    raise_problems(count_problems(where, frame, counts))
+    return np.repeat(np.arange(len(frame)), frame[counts].to_numpy(dtype=np.int64))
+
+
+def one_row_per_entity(where: str, table: IntoTable, counts: str) -> pd.DataFrame:
+    """Return a table with one row for each entity, without the column of their number."""
+    streamed = isinstance(table, ParquetTable | SqlTable | CurveTable)
+    frame = pd.concat(list(table.chunks(table.columns))) if streamed else to_pandas(where, table)
+    rows = rows_of_counts(where, frame, counts)
+    return frame.drop(columns=[counts]).take(rows).reset_index(drop=True)
+
+
+# ----------------------------------------------------------------------------------------------------
 # Sources of one site's records: a text file, a Parquet file, or a query to its own database.
 #
 # The owner of a site writes a :class:`Source`; no message can. A database is asked by
@@ -239,6 +288,9 @@ class Source:
         Columns that hold curves, or for a text file long tables of them, by their paths.
     dictionary : mapping of str to DeclaredColumn
         How the dictionary of the study reads columns of a text file, unless `schema` declares them.
+    counts : str
+        Column with the number of entities that a row represents, if the table is one of counts; horizontal
+        layout only. The table then has one row for each entity, and does not show the column.
 
     Raises
     ------
@@ -259,6 +311,7 @@ class Source:
     timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
     dictionary: Mapping[str, DeclaredColumn] = field(default_factory=dict)
+    counts: str = ""
 
     def __post_init__(self) -> None:
         check.raise_problems(_description_problems(self))
@@ -305,6 +358,8 @@ def open_source(source: Source, folder: Path | None = None) -> Table:
     entities = {curve.entity for curve in source.curves.values() if isinstance(curve, LongCurve)}
     key = [name for name in source.key if name not in entities]
     table = SOURCE_KINDS[source.kind].open(source, key, folder)
+    if source.counts:
+        table = _one_row_per_entity(source, table)
     if isinstance(table, FrameTable) and source.curves:
         curves = FrameTable(with_curves(source.site, table.frame, source.curves))
         curves.key_columns = table.key_columns
@@ -314,6 +369,18 @@ def open_source(source: Source, folder: Path | None = None) -> Table:
         if isinstance(table, STREAMED) and source.curves
         else table
     )
+
+
+def _one_row_per_entity(source: Source, table: Any) -> FrameTable:
+    made = FrameTable(one_row_per_entity(source.site, table, source.counts))
+    keys = getattr(table, "key_columns", None)
+    if keys is not None:
+        rows = rows_of_counts(source.site, table.frame, source.counts)
+        copies = pd.Series(rows).groupby(rows).cumcount()
+        made.key_columns = (
+            keys.reset_index(drop=True).take(rows).reset_index(drop=True).assign(**{COPY: copies})
+        )
+    return made
 
 
 def read_source(source: Source, folder: Path | None = None) -> pd.DataFrame:

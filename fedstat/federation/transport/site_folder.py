@@ -501,6 +501,10 @@ def open_records(folder: str | Path, description: SiteDescription) -> Table:
 def _open_table(source: Source, folder: Path, by_rows: bool) -> Table:
     if by_rows:
         return open_source(source, folder)
+    if source.counts:
+        raise PartitionError(
+            f"{source.site}: counts is for sites with different rows; a row with a key represents one entity"
+        )
     # The families of the vertical layout need the table in memory.
     if source.key:
         return AlignedTable(source.site, read_source(source, folder), source.key, folder)

@@ -258,7 +258,8 @@ class HorizontalModel(Explainable):
             Columns; the logarithm of the exposure is an offset.
         freq_weights, var_weights : str, optional
             Columns, with statsmodels' meaning: a row of frequency weight two counts as two rows; variances
-            are the dispersion over the variance weight.
+            are the dispersion over the variance weight. Policies count rows: for a table of counts give
+            ``counts`` to :meth:`ClientPartition.from_frame` instead.
         complete : sequence of str, optional
             Columns that the rows must have as well, so that models with and without them are fitted to the
             same rows.
@@ -506,7 +507,9 @@ class HorizontalModel(Explainable):
             return
         lacking = [site for site, held in self.partition.columns.items() if name not in held]
         if len(lacking) == len(self.partition.columns):
-            raise ModelError(f"{role}: there is no column {name!r} at any site")
+            declared = " If it counts entities (counts), every entity is a row: leave it out."
+            more = declared if role == "freq_weights" else ""
+            raise ModelError(f"{role}: there is no column {name!r} at any site.{more}")
         error = FormulaError if role == "formula" else ModelError
         raise error(
             f"{role}: column {name!r} is not at {', '.join(map(repr, lacking))}. Add it there, leave these "
