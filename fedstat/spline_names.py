@@ -5,6 +5,7 @@ Spline columns are counted from zero as in patsy.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -134,3 +135,16 @@ def _without_options(text: str) -> str:
         if character == "," and depth == 1:
             return f"{text[:i]})"
     return text
+
+
+def close_names(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names of coefficients that are probably meant: those of the same level, or similar ones.
+
+    A level without its coding, ``sex[m]``, and one without the category of its equation are found exactly.
+    """
+    bare = [one.replace("[T.", "[") for one in names]
+    wanted = name.replace("[T.", "[")
+    same = [
+        one for one, plain in zip(names, bare, strict=True) if wanted in (plain, plain.partition(": ")[2])
+    ]
+    return same or difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -26,7 +25,7 @@ from fedstat.inference.meta_analysis import (
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import Note, Report, made_from
 from fedstat.inference.tables import Sheet, number
-from fedstat.spline_names import canonical_name, find_name, short_names
+from fedstat.spline_names import canonical_name, close_names, find_name, short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -568,7 +567,7 @@ class Heterogeneity(SiteComparison, Report):
         if coefficient not in names and coefficient in printed:
             coefficient = names[printed.index(coefficient)]
         if coefficient not in names:
-            close = difflib.get_close_matches(coefficient, printed, n=3, cutoff=0.5)
+            close = close_names(coefficient, printed)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(printed)}"
             raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
         own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}

@@ -6,7 +6,6 @@ that analysts know.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.likelihood import format_test
-from fedstat.spline_names import short_names, spellings
+from fedstat.spline_names import close_names, short_names, spellings
 from fedstat.typing import Floats
 
 Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -286,6 +285,6 @@ def _code_numbers(text: str) -> str:
 
 
 def _unknown_message(text: str, name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = close_names(name, names)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(names)}"
     return f"the hypothesis {text!r} names {name!r}, which is not a coefficient; {hint}"

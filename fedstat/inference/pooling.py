@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -376,6 +376,10 @@ def pool(results: Sequence[object], df_complete: float | None = None) -> PooledR
     >>> pooled.wald_test(["x"]).df_num
     1
     """
+    if not isinstance(results, Iterable):
+        raise ModelError(
+            f"pool: expected a list of results, one by imputation, received {type(results).__name__}"
+        )
     results = list(results)
     found = read_analyses("pool", results, "imputations", "impute more than once")
     if df_complete is None:

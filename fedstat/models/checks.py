@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral
 from types import CodeType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
+import narwhals as nw
 import numpy as np
 import pandas as pd
+from narwhals.typing import IntoDataFrame
 
 from fedstat.errors import EstimationError, FedstatError, ModelError, without_internal_frames
 from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
 from fedstat.typing import Floats
@@ -49,7 +53,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         ("partition",): "data df frame table dataset",
         ("standardize",): "standardise normalize normalise scale_columns",
         ("unpenalized",): "unpenalised penalty_factor",
-        ("lam", "l1_ratio", "dispersion"): "alpha",
+        ("lam", "dispersion"): "alpha",
         ("lam",): "lambda_ penalty_weight",
         ("lambdas",): "alphas",
         ("n_lambdas",): "n_alphas nlambda",
@@ -168,13 +172,30 @@ def _named(model: type, call: str) -> list[str]:
     return [one.name for one in parameters if one.kind in kinds and one.name != "self"]
 
 
-def check_frame(call: str, frame: object, otherwise: str) -> pd.DataFrame:
-    """Require a pandas table of rows that the caller holds; `otherwise` says what of other rows."""
+HeldRows: TypeAlias = IntoDataFrame | Mapping[str, Any]
+"""Rows that a caller holds: a table of pandas, polars or pyarrow, or a mapping of columns to values."""
+
+
+def check_frame(call: str, frame: Any, otherwise: str) -> pd.DataFrame:
+    """Take rows that the caller holds as a pandas table; `otherwise` says what of other rows.
+
+    A table of polars or pyarrow, or a mapping of columns to values, is converted.
+    """
     if isinstance(frame, pd.DataFrame):
         return frame
+    if isinstance(frame, Mapping):
+        row = bool(frame) and all(np.ndim(values) == 0 for values in frame.values())
+        try:
+            return pd.DataFrame([dict(frame)] if row else dict(frame))
+        except ValueError:
+            raise ModelError(f"{call}: the columns of the new rows have different lengths") from None
+    with suppress(TypeError, ModuleNotFoundError):
+        return nw.from_native(frame, eager_only=True).to_pandas()
+    series = "; .to_frame() makes a table of a column, .to_frame().T of a row"
+    hint = series if isinstance(frame, pd.Series) else to_pandas(frame)
     raise ModelError(
-        f"{call}: expected a pandas DataFrame of rows that you hold, received {kind_of(frame)}"
-        f"{to_pandas(frame)}; {otherwise}"
+        f"{call}: expected a table of rows that you hold (of pandas, polars or pyarrow, or a dict of "
+        f"columns), received {kind_of(frame)}{hint}; {otherwise}"
     )
 
 
@@ -187,6 +208,16 @@ def kind_of(value: object) -> str:
     """Name the type of a value, with the package that it is of."""
     package, name = type(value).__module__.split(".")[0], type(value).__name__
     return name if package == "builtins" else f"{package} {name}"
+
+
+def check_parsed(model: type, formula: object) -> None:
+    """Refuse what is no parsed formula: text, or arrays, which statsmodels' constructors take."""
+    if not isinstance(formula, Formula):
+        text = repr(formula) if isinstance(formula, str) else "'y ~ x'"
+        raise ModelError(
+            f"{model.__name__}: models are made from a formula and a partition; write "
+            f"{model.__name__}.from_formula({text}, partition)"
+        )
 
 
 def check_layout(model: str, partition: object, layout: str) -> None:

@@ -235,12 +235,14 @@ def test_other_unknown_arguments_are_named_with_the_nearest(family):
         model_of(family).fit(nonsense=1)
 
 
-def test_polars_frames_are_reported_where_they_are_taken(results):
+def test_polars_frames_are_taken_or_reported(results):
     frame = polars.from_pandas(draw().assign(site=["A", "B", "C"] * 100))
-    pandas_wanted = r"expected a pandas DataFrame .*received polars DataFrame; to_pandas\(\) makes one of it"
-    for call in (results["GLORE"].predict, results["GLORE"].get_prediction, results["FedAvg"].predict):
-        with pytest.raises(ModelError, match=pandas_wanted):
-            call(frame)
+    held = frame.to_pandas()
+    for call in (results["GLORE"].predict, results["FedAvg"].predict):
+        for rows in (frame, frame.to_arrow(), frame.to_dict(as_series=False)):
+            np.testing.assert_allclose(call(rows), call(held))
+        with pytest.raises(ModelError, match=r"expected a table of rows.*received polars LazyFrame"):
+            call(frame.lazy())
     either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame; to_pandas\(\)"
     vfem, vglm = results["VFEMRegression"], results["VerticalGLM"]
     for call in (vfem.predict, vfem.get_prediction, vglm.predict):

@@ -11,7 +11,14 @@ from scipy.linalg import qr, solve_triangular
 from fedstat.errors import DesignError
 from fedstat.federation.design.formula.syntax_tree import Category
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.tables.columns import MAX_SHOWN, LevelValue, at_column, list_levels
+from fedstat.federation.tables.columns import (
+    MAX_SHOWN,
+    TEXT_OF_NUMBERS,
+    LevelValue,
+    at_column,
+    list_levels,
+    reads_as_numbers,
+)
 from fedstat.typing import Floats
 
 RANK_TOLERANCE = 1e-9
@@ -40,6 +47,8 @@ def check_counts(
         return
     if len(rare) > MAX_SHOWN:
         remedy = "It looks like an identifier or free text: leave it out, or group it first."
+        if reads_as_numbers(list(counts)):
+            remedy = f"{TEXT_OF_NUMBERS}."
     else:
         largest = max(counts, key=lambda level: counts[level])
         remedy = f"Merge them with another level (the largest is {largest!r}), or leave their {counted} out."

@@ -56,7 +56,14 @@ from fedstat.federation.disclosure.facts import (
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, schema
-from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.columns import (
+    TEXT_OF_NUMBERS,
+    ColumnKind,
+    LevelValue,
+    column_kind,
+    find_levels,
+    reads_as_numbers,
+)
 from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -448,9 +455,11 @@ class ColumnSurvey:
         for level in find_levels(series):
             total[level] = total.get(level, 0) + int(counts[level])
         if len(total) > MOST_LEVELS:
+            identifier = "It looks like an identifier or a measurement: leave it out, or group it first"
+            remedy = TEXT_OF_NUMBERS if reads_as_numbers(list(total)) else identifier
             raise DesignError(
-                f"column {series.name!r} at site {self.site!r} has more than {MOST_LEVELS:,} levels: it "
-                "looks like an identifier or a measurement. Leave it out, or group it first."
+                f"column {series.name!r} at site {self.site!r} has more than {MOST_LEVELS:,} levels. "
+                f"{remedy}."
             )
 
     def levels(self) -> dict[str, LevelCounts]:
@@ -494,7 +503,9 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     behind = RowsUsed(used)
     if n:  # too few rows are called so, and no difference
         state.report(RowCount(n))
-    state.report(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
+    for name, total in survey.counts.items():
+        counts = LevelRowCounts(name, list(total.values()), numbers=reads_as_numbers(list(total)))
+        state.report(counts)
     levels = survey.levels()
     if n:
         state.report(question.column_sums(used))

@@ -31,7 +31,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request, aggregate, per_entity, presence, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.cardinality import DITHERED, EXACT, ColumnCardinality, DiscreteColumn
-from fedstat.federation.tables.columns import LevelValue, number_units
+from fedstat.federation.tables.columns import LevelValue, number_units, reads_as_numbers
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -290,7 +290,9 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     )
     # Levels are released with their names; a level of few entities may identify them.
     for name in block.spec.levels:
-        state.report(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+        found = data.frame[name][block.seen].value_counts()
+        numbers = reads_as_numbers(found.index.tolist())
+        state.report(LevelRowCounts(name, found.tolist(), numbers=numbers))
     state.report(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
     # Means and deviations of columns, and states of transforms, leave of a block that is open.
     state.report(SummedColumns(block.filled))

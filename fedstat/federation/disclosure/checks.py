@@ -246,8 +246,10 @@ def check_group_sums(data: SiteData, state: State, fact: facts.GroupSums) -> Non
 
 def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts) -> None:
     """Require enough rows of every level, whether the fit knows it or not."""
-    check = row_checks.check_levels if fact.known else row_checks.check_unknown_levels
-    check(data, fact.column, fact.counts)
+    if fact.known:
+        row_checks.check_levels(data, fact.column, fact.counts, fact.numbers)
+    else:
+        row_checks.check_unknown_levels(data, fact.column, fact.counts)
 
 
 def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:

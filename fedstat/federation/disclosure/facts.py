@@ -318,11 +318,15 @@ class OutcomeCounts:
 
 @dataclass(frozen=True, slots=True)
 class LevelRowCounts:
-    """Rows of every level of a column, or of the levels that a fit does not know."""
+    """Rows of every level of a column, or of the levels that a fit does not know.
+
+    `numbers` states that nearly all levels are text that reads as a number.
+    """
 
     column: str
     counts: Sequence[int]
     known: bool = True
+    numbers: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

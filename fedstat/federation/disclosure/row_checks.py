@@ -12,7 +12,7 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
-from fedstat.federation.tables.columns import MAX_SHOWN
+from fedstat.federation.tables.columns import MAX_SHOWN, TEXT_OF_NUMBERS
 from fedstat.typing import Floats
 
 SETTINGS = {
@@ -268,7 +268,7 @@ def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> Non
         )
 
 
-def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
+def check_levels(data: SiteData, column: str, counts: Sequence[int], numbers: bool = False) -> None:
     """Require enough rows of every level of a column.
 
     Raises
@@ -285,6 +285,8 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
         if rare <= MAX_SHOWN
         else "It looks like an identifier or a measurement: leave it out, or group it first"
     )
+    if numbers:
+        remedy = TEXT_OF_NUMBERS
     raise refusal(
         data,
         "minimum rows per level",

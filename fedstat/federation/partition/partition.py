@@ -636,7 +636,7 @@ class ClientPartition(PartitionViews):
                 "or by='column' (sites hold different rows), and not both."
             )
         key = check.key_names(on)
-        table = named_table(frame, key)
+        table = named_table(frame, (*key, *([] if by is None else [by])))
         if by is None:
             layout: Layout = "vertical"
             with_counts({}, counts, layout, on)

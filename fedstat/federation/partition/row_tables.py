@@ -44,10 +44,10 @@ class RowRanges(Mapping[str, Ints]):
 
 def with_counts(
     tables: Mapping[str, Any], counts: str | Mapping[str, str] | None, layout: str, on: object
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Give tables of counts one row for each entity; `tables` has an empty name for one that is divided."""
     if counts is None:
-        return dict(tables)
+        return tables
     if layout == "vertical" or on is not None:
         raise PartitionError(
             "counts is for sites with different rows, without a key: a row with a key represents one entity. "

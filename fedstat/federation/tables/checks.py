@@ -215,6 +215,9 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
 
 def site_problems(sites: Mapping[Any, object]) -> Iterator[str]:
     """Missing sites, or sites without a proper name."""
+    if not isinstance(sites, Mapping):
+        yield "expected a mapping of the sites' names to their tables, such as {'North': table}."
+        return
     if not sites:
         yield "there are no sites: expected at least one table under a site's name."
     for client in sites:

@@ -172,6 +172,23 @@ def at_column(client: str, column: str) -> str:
     return f"column {column!r}" + (f" at site {client!r}" if client else "")
 
 
+TEXT_OF_NUMBERS = (
+    "Its values are text that reads as numbers: convert it at its source, with decimal points for commas, "
+    "for example by pd.to_numeric"
+)
+MOST_WORDS = 0.1
+"""Share of levels that need not read as numbers, such as "unknown" or "<5"."""
+
+
+def reads_as_numbers(levels: Sequence[LevelValue]) -> bool:
+    """Whether nearly all of many levels are text that reads as a number, with a decimal point or comma."""
+    texts = [level.strip().replace(",", ".") for level in levels if isinstance(level, str)]
+    if len(texts) <= MAX_SHOWN:
+        return False
+    read = pd.to_numeric(pd.Series(texts), errors="coerce").notna()
+    return bool(read.mean() >= 1.0 - MOST_WORDS)
+
+
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:
     """Return series by name; DesignError if a column is absent or occurs twice in the table."""
     picked = {}

@@ -49,7 +49,7 @@ from fedstat.models.boost.report.plots import (
 from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
 from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis, repeated_rows
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
-from fedstat.models.checks import check_choice, check_integer
+from fedstat.models.checks import HeldRows, check_choice, check_integer
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.results import CoefficientResults
 from fedstat.privacy.zcdp import rho_of_budget
@@ -332,7 +332,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     def predict(
         self,
-        new: pd.DataFrame,
+        new: HeldRows,
         which: Literal["mean", "linear"] = "mean",
         interval: float | None = None,
     ) -> pd.DataFrame | pd.Series:

@@ -21,7 +21,14 @@ from fedstat.kernels.categories import BASELINE, LINKS
 from fedstat.models.categories.protocol import CategoryNewton
 from fedstat.models.categories.results import CategoryResults, MultinomialResults, OrdinalResults
 from fedstat.models.categories.steps import FAMILY, CategoryRequest
-from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_masked,
+    check_parsed,
+    check_positive,
+    checks_arguments,
+)
 from fedstat.models.horizontal.clusters import ClusterChoice
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -85,6 +92,7 @@ class CategoryModel(HorizontalModel):
         levels: Sequence[LevelValue] | None = None,
         **settings: Any,
     ) -> None:
+        check_parsed(type(self), formula)
         if not formula.intercept:
             raise FormulaError(
                 "formula: the constants of the categories are always part of this model; leave 0 or - 1 out"

@@ -35,7 +35,7 @@ from fedstat.models.categories.protocol import (
     sum_effects,
 )
 from fedstat.models.categories.steps import FAMILY
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
 from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
@@ -174,7 +174,7 @@ class CategoryResults(SiteFitsResults):
     # -- probabilities ---------------------------------------------------------------------------
 
     def predict(
-        self, frame: pd.DataFrame | None = None, which: Literal["prob", "linear", "category"] = "prob"
+        self, frame: HeldRows | None = None, which: Literal["prob", "linear", "category"] = "prob"
     ) -> Any:
         """Predict for rows that the caller holds.
 
@@ -198,8 +198,8 @@ class CategoryResults(SiteFitsResults):
             No frame is given: the rows of the fit stay at the sites.
         """
         check_choice("which", which, ("prob", "linear", "category"))
+        frame = self._held(frame)
         rows, seen = self._rows(frame)
-        assert frame is not None
         levels, eta = list(self.categories), rows.predictors(self._predictor_coefficients())
         found = eta if which == "linear" else probabilities(eta, rows.link)
         names = levels[:-1] if which == "linear" and self._proportional else levels[-found.shape[1] :]
@@ -211,7 +211,7 @@ class CategoryResults(SiteFitsResults):
         likeliest[seen] = np.array(levels, dtype=object)[found.argmax(axis=1)]
         return likeliest
 
-    def get_prediction(self, frame: pd.DataFrame | None = None, alpha: float = 0.05) -> pd.DataFrame:
+    def get_prediction(self, frame: HeldRows | None = None, alpha: float = 0.05) -> pd.DataFrame:
         """Predict probabilities with standard errors and intervals.
 
         Standard errors are by the delta method, intervals those of the logit of each probability.
@@ -237,8 +237,8 @@ class CategoryResults(SiteFitsResults):
         >>> fit.get_prediction(table.head(1)).round(2).loc[0, "mean_ci_lower"].tolist()
         [0.75, 0.1, 0.02, 0.01, 0.0]
         """
+        frame = self._held(frame)
         rows, seen = self._rows(frame)
-        assert frame is not None
         B, fit = self._predictor_coefficients(), self._record.fit
         P = probabilities(rows.predictors(B), rows.link)
         slopes = np.einsum("mca,mp->mcap", rows.probability_terms(B)[0], rows.X)
@@ -307,7 +307,7 @@ class CategoryResults(SiteFitsResults):
         title = f"{held}with pointwise {100 * conf_level:g} % intervals"
         return draw_bands(x, bands, column, f"probability of {question.response_columns[0]}", title, ax)
 
-    def _rows(self, frame: pd.DataFrame | None) -> tuple[CategoryRows, Any]:
+    def _rows(self, frame: pd.DataFrame) -> tuple[CategoryRows, Any]:
         """Code rows of the caller in the form of the kernels, without those that lack a column."""
         fit = self._record.fit
         found = self._predicted(frame, np.zeros(len(fit.design.names)))

@@ -14,8 +14,8 @@ from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesig
 from fedstat.inference.summary import WIDTH, Note, Report
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
-from fedstat.models.checks import check_level
-from fedstat.models.horizontal.prediction import predict_rows
+from fedstat.models.checks import HeldRows, check_level
+from fedstat.models.horizontal.prediction import held_rows, predict_rows
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
 from fedstat.typing import Floats
 
@@ -117,7 +117,7 @@ class BaselineHazard(Report):
         error = self._errors(np.zeros((1, len(self._params))))[0]
         return pd.DataFrame({"time": self.times, "hazard": self.hazard, "std_error": error})
 
-    def survival(self, frame: pd.DataFrame, conf_level: float = 0.95) -> pd.DataFrame:
+    def survival(self, frame: HeldRows, conf_level: float = 0.95) -> pd.DataFrame:
         """Predict survival of rows that the caller holds, with intervals.
 
         The intervals are symmetric on the scale of the logarithm of the cumulative hazard, and account for
@@ -152,6 +152,7 @@ class BaselineHazard(Report):
         1    0  24.0     0.638     0.601      0.673
         """
         check_level("conf_level", conf_level)
+        frame = held_rows(frame)
         found = predict_rows(self._agreement, self._design, self._params, frame)
         if not found.complete.all() or found.linear.isna().any():
             raise ModelError("survival: expected rows without missing values")
@@ -171,7 +172,7 @@ class BaselineHazard(Report):
             }
         )
 
-    def plot(self, frame: pd.DataFrame, ax: Axes | None = None, *, conf_level: float = 0.95) -> Axes:
+    def plot(self, frame: HeldRows, ax: Axes | None = None, *, conf_level: float = 0.95) -> Axes:
         """Draw predicted survival of rows, with their intervals; the index of `frame` names them.
 
         Examples
@@ -183,7 +184,7 @@ class BaselineHazard(Report):
         >>> fit.baseline_hazard(3, until=48).plot(ages).get_ylabel()
         'survival'
         """
-        ax = axes_for(ax, 6.5, 3.8)
+        ax, frame = axes_for(ax, 6.5, 3.8), held_rows(frame)
         found = self.survival(frame, conf_level)
         for place, label in enumerate(frame.index):
             part, color = found[found["row"] == label], COLORS[place % len(COLORS)]

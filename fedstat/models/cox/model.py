@@ -23,7 +23,14 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases, Itera
 from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_TIMES, draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
-from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_masked,
+    check_parsed,
+    check_positive,
+    checks_arguments,
+)
 from fedstat.models.cox.common_baseline import POINTS
 from fedstat.models.cox.protocol import CoxNewton
 from fedstat.models.cox.results import CoxResults
@@ -140,6 +147,7 @@ class FederatedCox(HorizontalModel):
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        check_parsed(type(self), formula)
         given = [role for role in ("family", "exposure") if settings.get(role) is not None]
         if given:
             raise ModelError(

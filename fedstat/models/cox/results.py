@@ -20,7 +20,7 @@ from fedstat.inference.estimate import Estimate, check_alpha
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.cox.baseline import BaselineHazard, known_hazard
 from fedstat.models.cox.common_baseline import CommonFit
 from fedstat.models.cox.evaluation import evaluate_survival
@@ -39,7 +39,7 @@ from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import code_frame
+from fedstat.models.horizontal.prediction import code_frame, held_rows
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
@@ -255,7 +255,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
 
     def predict(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         which: Literal["ratio", "linear"] = "ratio",
         *,
         reference: Literal["mean", "zero"] = "mean",
@@ -290,9 +290,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             found = found - float(self._fit.design.mean @ self.estimate.params)
         return found if which == "linear" else exponentials(found)
 
-    def compare_profiles(
-        self, frame: pd.DataFrame, reference: pd.DataFrame, *, alpha: float = 0.05
-    ) -> pd.DataFrame:
+    def compare_profiles(self, frame: HeldRows, reference: HeldRows, *, alpha: float = 0.05) -> pd.DataFrame:
         """Return hazard ratios between rows and one reference row, with intervals.
 
         Parameters
@@ -324,6 +322,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         0          0.67      0.60       0.74
         1          1.50      1.35       1.67
         """
+        frame, reference = held_rows(frame), held_rows(reference)
         if len(reference) != 1:
             raise ModelError(f"reference: expected one row, received {len(reference)}")
         agreement, design = self.basis.agreement, self._fit.design

@@ -219,7 +219,8 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
         raise DesignError(
             f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
-            "have no order. Check the column, or leave the site out"
+            "have no order. Check the column, or leave the site out. Matched sets, as of conditional "
+            "logistic regression, order cases before controls: Surv(2 - case, case) ~ x + strata(set)"
         )
     state.keep(FAMILY, risks, state.entities)
     events = table.weight[table.event].sum()

@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_masked, checks_arguments
+from fedstat.models.checks import check_masked, check_parsed, checks_arguments
 from fedstat.models.descriptive.protocol import MOST_TRIES, SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
@@ -65,6 +65,7 @@ class CurveModel(HorizontalModel):
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        check_parsed(type(self), formula)
         roles = ("family", "exposure", "offset", "freq_weights", "var_weights")
         given = [role for role in roles if settings.get(role) is not None]
         if given or formula.offsets or formula.strata or formula.clusters:

@@ -265,6 +265,8 @@ def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) ->
         low, high = map(float, ends)
     else:
         holders = [site for name, site in partition.sites.items() if column in partition.columns[name]]
+        if not holders:
+            raise ModelError(f"there is no column {column!r} at any site")
         published = [site.published.get(column) for site in holders]
         ranges = [one.range for one in published if one is not None and one.range is not None]
         if not ranges or len(ranges) < len(holders):

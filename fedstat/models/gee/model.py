@@ -12,7 +12,14 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.clusters import STRUCTURES
-from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_masked,
+    check_parsed,
+    check_positive,
+    checks_arguments,
+)
 from fedstat.models.gee.protocol import CORRECTIONS, GEEFit, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
@@ -89,10 +96,11 @@ class FederatedGEE(HorizontalModel):
         weights: str | None = None,
         **settings: Any,
     ) -> None:
+        check_parsed(type(self), formula)
         given = [role for role in ("freq_weights", "var_weights") if settings.get(role) is not None]
         if given:
             raise ModelError(f"{given[0]}: estimating equations have one kind of weights; use weights")
-        if groups is None:
+        if not isinstance(groups, str):
             raise ModelError("groups: expected the column that names the clusters, such as groups='patient'")
         check_choice("cov_struct", cov_struct, STRUCTURES)
         if cov_struct == "ar1" and time is None:

@@ -18,6 +18,7 @@ from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heter
 from fedstat.inference.homogeneity_tests import welch_test
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
+from fedstat.models.checks import HeldRows
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
 from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
@@ -234,7 +235,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         """
         return marginal_effects(cast(Any, self), at, method, atexog, dummy, count, columns)
 
-    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
         """Predict means with standard errors and intervals for rows that the caller holds.
 
         Examples

@@ -20,6 +20,7 @@ from fedstat.models.checks import (
     check_choice,
     check_integer,
     check_masked,
+    check_parsed,
     check_positive,
     checks_arguments,
     kind_of,
@@ -454,6 +455,7 @@ class FederatedOLS(FederatedGLM):
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        check_parsed(type(self), formula)
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
             raise ModelError(

@@ -28,6 +28,12 @@ TINY = float(np.finfo(float).tiny)
 FALLING = 0.9
 """Largest ratio of successive deviances; it goes to 1 / e if a logit grows without bound."""
 
+UNBOUNDED = "Gaussian(link=Identity)"
+"""The distribution whose means have no end: sums that do not improve have lost their digits."""
+LOST_DIGITS = (
+    "the steps do not improve the fit: {response!r} has a mean so large compared with its spread that sums "
+    "keep too few digits of it. Subtract a number near its mean on the left side, as in 'y - 2000 ~ x'"
+)
 VANISHING = 1e-44
 """Sum of squares below which masked sums keep few digits."""
 
@@ -263,6 +269,8 @@ class Newton:
         while True:
             ended = self.finished(total)
             if self.halved >= MOST_HALVED and not ended:
+                if str(self.distribution) == UNBOUNDED:
+                    raise EstimationError(LOST_DIGITS.format(response=self._response))
                 raise EstimationError(
                     f"the maximum is at the boundary of family {self.distribution}: some means go to the "
                     "end of their range. Choose a link whose means stay inside, such as the log or logit. "

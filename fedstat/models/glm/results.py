@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from fedstat.errors import NotAvailableError
@@ -16,6 +15,7 @@ from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
+from fedstat.models.checks import HeldRows
 from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
@@ -483,7 +483,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
             df = float(np.min(self.estimate.df[self._k_constant :])) - self.df_model + 1.0
         return float(stats.f.sf(self.fvalue, self.df_model, df)) if self.df_model else float("nan")
 
-    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
         """Predict with standard errors, and intervals of mean and response (``obs_ci_lower``, ``_upper``)."""
         found = super().get_prediction(frame)
         return GLMPrediction(found.linear, found.se_linear, found.family, found.test_distribution, self.scale)

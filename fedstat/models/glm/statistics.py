@@ -12,7 +12,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.horizontal.clusters import Clustering
@@ -241,7 +241,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
         """Variance inflation factor of every term; generalized ones for terms with several columns."""
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
 
-    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
         """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`.
 
         Examples
@@ -268,7 +268,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
     @overload
     def predict(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: None = None,
@@ -278,7 +278,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
     @overload
     def predict(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: Literal["confidence", "prediction"],
@@ -287,7 +287,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
 
     def predict(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: Literal["confidence", "prediction"] | None = None,
@@ -338,7 +338,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
 
     def augment(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         *,
         which: Literal["mean", "linear"] = "mean",
         interval: Literal["confidence", "prediction"] = "confidence",
@@ -385,8 +385,8 @@ class GLMStatements(SiteFitsResults, RowsResults):
         (['age', 'sex', 'fitted', 'se_fit', 'conf_low', 'conf_high'], True)
         """
         check_choice("which", which, ("mean", "linear"))
+        frame = self._held(frame)
         found = self.get_prediction(frame)
-        assert frame is not None
         taken = sorted({"fitted", "se_fit", "conf_low", "conf_high"} & set(frame.columns))
         if taken:
             raise ModelError(f"augment: the frame already has columns with these names: {', '.join(taken)}")

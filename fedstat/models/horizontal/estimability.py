@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.linalg import qr, solve_triangular
 
 from fedstat.errors import AliasedColumnsError, EstimationError
+from fedstat.federation.design.formula.expression import quoted_name
+from fedstat.federation.design.formula.syntax_tree import Arithmetic
+from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.design.horizontal_design import is_interaction
 from fedstat.typing import Floats
 
@@ -53,7 +57,7 @@ def require_independent(
     rank = int((np.abs(np.diag(R)) > np.sqrt(RANK_TOLERANCE)).sum())
     rank = min(max(rank, 1), len(names) - 1)
     weights = solve_triangular(R[:rank, :rank], R[:rank, rank:])
-    groups = []
+    groups, together = [], set[int]()
     for column, weight in zip(pivot[rank:].tolist(), weights.T, strict=True):
         combination = np.zeros(len(names))
         # From columns of unit information back to standardized ones.
@@ -63,12 +67,27 @@ def require_independent(
         if has_constant is not None:
             involved[0] = has_constant(combination)
         involved[column] = True
+        together |= set(np.flatnonzero(involved).tolist())
         *others, last = (repr(names[i]) for i in np.flatnonzero(involved).tolist())
         groups.append(f"{last} follows from {', '.join(others)}" if others else f"{last} is zero")
     raise EstimationError(
         f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave "
-        "out one of each group."
+        f"out one of each group.{_power_advice([terms[j] for j in sorted(together) if j < len(terms)])}"
     )
+
+
+def _power_advice(terms: Sequence[str]) -> str:
+    """Advice for powers of a column far from zero, which differ little in their digits."""
+    powers = Counter(
+        factor.columns[0]
+        for text in dict.fromkeys(filter(None, terms))
+        for factor in parse_term(text)
+        if isinstance(factor.tree, Arithmetic) and factor.tree.symbol == "**"
+    )
+    if not powers:
+        return ""
+    name = quoted_name(max(powers, key=lambda one: powers[one]))
+    return f" Or center the column: I(({name} - 2000) ** 2) for powers of a year."
 
 
 def following(scaled: Floats) -> list[int]:

@@ -17,7 +17,7 @@ from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
 from fedstat.inference.estimate import check_alpha
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_frame
+from fedstat.models.checks import HeldRows, check_frame
 from fedstat.typing import Bools, Floats
 
 NODES, BISECTIONS = 41, 60
@@ -56,12 +56,30 @@ def predict_rows(
     Parameters are in the units of the data; the frame needs no response. A DesignError says that a column is
     absent, of another type, or holds a level that the fit did not know.
     """
-    check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
+    _require_columns(frame, agreement)
     seen, X = code_frame(agreement, design, frame)
     linear = np.full(len(frame), np.nan)
     linear[seen] = X @ params
     linear += _known_part(frame, agreement.question)
     return PredictedRows(pd.Series(linear, index=frame.index), seen, X)
+
+
+def held_rows(frame: HeldRows) -> pd.DataFrame:
+    """Take rows that the caller holds, to be predicted, as a pandas table."""
+    return check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
+
+
+def _require_columns(frame: pd.DataFrame, agreement: RowsAgreement) -> None:
+    """Require the columns of fixed terms, offsets and exposure; the error says what they are."""
+    question = agreement.question
+    columns = agreement.spec.part(question.terms).columns if question.terms else ()
+    role = dict.fromkeys(columns, "a covariate of the model")
+    role |= dict.fromkeys(question.offset_columns, "read by the offset of the model")
+    if "exposure" in question.weights:
+        role[question.weights["exposure"]] = "the exposure of the model; 1 predicts a rate"
+    absent = [f"{name!r} ({what})" for name, what in role.items() if name not in frame.columns]
+    if absent:
+        raise DesignError(f"predict: the new rows lack the column {', '.join(absent)}")
 
 
 def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame) -> tuple[Bools, Floats]:

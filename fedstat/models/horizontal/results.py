@@ -20,11 +20,11 @@ from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.plots import draw_effect
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
+from fedstat.models.horizontal.prediction import PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.typing import Floats
@@ -190,13 +190,17 @@ class DesignResults(CoefficientResults):
             )
         return self._model.partition if partition is None else partition  # type: ignore[union-attr]
 
-    def _predicted(self, frame: pd.DataFrame | None, params: Floats | None = None) -> PredictedRows:
+    def _held(self, frame: HeldRows | None) -> pd.DataFrame:
+        """Take the caller's rows as a pandas table."""
         if frame is None:
             raise NotAvailableError(
                 "predict needs a frame of rows that you hold; those of the fit stay at the sites"
             )
+        return held_rows(frame)
+
+    def _predicted(self, frame: HeldRows | None, params: Floats | None = None) -> PredictedRows:
         params = self.estimate.params if params is None else params
-        return predict_rows(self.basis.agreement, self._fit.design, params, frame)
+        return predict_rows(self.basis.agreement, self._fit.design, params, self._held(frame))
 
     _summed: ClassVar[str] = "rows"
     """What the sums of the fit are over."""
@@ -443,14 +447,12 @@ class RowsResults(DesignResults):
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(
-        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
-    ) -> pd.Series:
+    def predict(self, frame: HeldRows | None = None, which: Literal["mean", "linear"] = "mean") -> pd.Series:
         """Predict for rows that the caller holds.
 
         Parameters
         ----------
-        frame : DataFrame
+        frame : pandas, polars or pyarrow table, or dict of columns
             With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
         which : {"mean", "linear"}
 

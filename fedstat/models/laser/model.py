@@ -20,7 +20,14 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_choice, check_integer, check_positive, check_share, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_parsed,
+    check_positive,
+    check_share,
+    checks_arguments,
+)
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.protocol import Trainer
@@ -202,6 +209,7 @@ class LASER(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
+        check_parsed(type(self), formula)
         check_choice("outcome", outcome, get_args(Outcome))
         check_choice("heads", heads, get_args(HeadLayout))
         for name, units in (("hidden", hidden), ("head_hidden", head_hidden)):

@@ -146,7 +146,9 @@ class M2SEM(Explainable):
         check_integer("n_clusters", n_clusters, 1)
         check_integer("n_factors", n_factors, 1)
         if n_clusters > MOST_CLUSTERS or n_factors > MOST_FACTORS:
-            raise ModelError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors")
+            raise ModelError(
+                f"n_clusters, n_factors: expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors"
+            )
         self.partition, self.engine = partition, partition.engine
         self.n_clusters, self.n_factors = int(n_clusters), int(n_factors)
         self.coordinator = coordinator or partition.coordinator or "apart"

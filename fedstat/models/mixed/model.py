@@ -13,7 +13,14 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_masked,
+    check_parsed,
+    check_positive,
+    checks_arguments,
+)
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
@@ -104,6 +111,7 @@ class FederatedMixed(HorizontalModel):
         complete: Sequence[str] = (),
         missing: MissingRule = "drop",
     ) -> None:
+        check_parsed(type(self), formula)
         if not formula.random:
             raise FormulaError(
                 "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "

@@ -21,7 +21,7 @@ from fedstat.inference.summary import WIDTH, Note, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, predict_rows
@@ -539,7 +539,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         set_headline(ax, "Predicted effects of sites")
         return ax
 
-    def group_effects(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def group_effects(self, frame: HeldRows) -> pd.DataFrame:
         """Predict the random effects of groups in rows that the caller holds, from their responses.
 
         So every site can have the effects of its own patients from the published estimate. No data leave it.
@@ -570,7 +570,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         >>> fit.group_effects(table[table["hospital"] == "Bonn"]).shape[1]
         4
         """
-        fit, question = self._record.fit, self.basis.agreement.question
+        fit, question, frame = self._record.fit, self.basis.agreement.question, self._held(frame)
         known = predict_rows(self.basis.agreement, fit.design, fit.params, frame).linear
         terms = fit.effects.terms
         read = [name for term in terms for name in (*term.columns, *term.effect_columns)]
@@ -623,7 +623,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
 
     def predict(
         self,
-        frame: pd.DataFrame | None = None,
+        frame: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         effects: pd.DataFrame | None = None,
@@ -663,8 +663,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         """
         check_choice("which", which, ("mean", "linear"))
         fit = self._record.fit
+        frame = self._held(frame)
         found = self._predicted(frame)
-        assert frame is not None
         eta = found.linear.copy()
         if effects is not None:
             eta[found.complete] += self._added(frame[found.complete], effects)

@@ -19,7 +19,7 @@ from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows
-from fedstat.models.checks import check_layout, checks_arguments
+from fedstat.models.checks import check_layout, check_parsed, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.vertical.layout import Layout, list_terms, values_of_parts
 
@@ -76,6 +76,7 @@ class VerticalModel(Explainable):
         missing: MissingRule | Literal["em"] = "raise",
         coordinator: str | None = None,
     ) -> None:
+        check_parsed(type(self), formula)
         if missing == "em" or missing not in ("drop", "raise"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self._missing = formula, missing

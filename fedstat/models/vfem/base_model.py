@@ -15,7 +15,7 @@ from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, checks_arguments
+from fedstat.models.checks import check_choice, check_parsed, checks_arguments
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import (
     PatternExchange,
@@ -151,6 +151,7 @@ class VFEMModel(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
+        check_parsed(type(self), formula)
         if family is not None:
             self.distribution = DistributionSpec.of(family)
         if between is not None:

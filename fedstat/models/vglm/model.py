@@ -22,6 +22,7 @@ from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import (
     check_choice,
     check_integer,
+    check_parsed,
     check_positive,
     check_share,
     checks_arguments,
@@ -152,6 +153,7 @@ class VerticalGLM(VerticalModel):
         between: Between | None = None,
         coordinator: str | None = None,
     ) -> None:
+        check_parsed(type(self), formula)
         if between is not None:
             check_choice("between", between, get_args(Between))
         self.between: Between | None = between

@@ -421,7 +421,7 @@ def test_prediction_needs_a_table_of_rows():
     for predict in (result.predict, result.get_prediction):
         with pytest.raises(NotAvailableError, match="needs a frame"):
             predict()
-        with pytest.raises(ModelError, match=r"expected a pandas DataFrame.*received fedstat Client"):
+        with pytest.raises(ModelError, match=r"expected a table of rows.*received fedstat Client"):
             predict(partition(FRAME))
     with pytest.raises(ModelError, match="which"):
         result.predict(FRAME, "median")
@@ -429,7 +429,11 @@ def test_prediction_needs_a_table_of_rows():
 
 @pytest.mark.parametrize(
     ("days", "complaint"),
-    [(None, "not in its table"), (0.0, "600 exposures are not positive"), ("many", "holds categories")],
+    [
+        (None, "lack the column 'days' (the exposure of the model"),
+        (0.0, "600 exposures are not positive"),
+        ("many", "holds categories"),
+    ],
 )
 def test_prediction_names_what_is_wrong_with_the_exposure(days, complaint):
     result = fit("count ~ x", F.Poisson(), roles={"exposure": "days"})

@@ -164,6 +164,8 @@ class SyntaxConverter:
                 return Arithmetic("**", self.numeric(left), self._exponent(right))
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
                 return Arithmetic(_ARITHMETIC[type(operator)], self.numeric(left), self.numeric(right))
+            case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
+                return self.numeric(inside)
             case ast.Call():
                 return self._call(node, nested=True)
             case _:
@@ -235,6 +237,10 @@ class SyntaxConverter:
         if not node.args:
             raise refuse_formula(f"{function}() without a column", self.text, self.allowed)
         operand = self.numeric(node.args[0])
+        # Knots in brackets are those in parentheses, so that one term has one text.
+        node.args[1:] = map(_as_tuple, node.args[1:])
+        for option in node.keywords:
+            option.value = _as_tuple(option.value)
         return Transform(function, operand, self._options(node, function, signature), ast.unparse(node))
 
     def _function(self, node: ast.expr) -> str:
@@ -356,6 +362,10 @@ class SyntaxConverter:
             case ast.BinOp() | ast.UnaryOp():
                 found = "this operator"
         return refuse_formula(found, self.text, self.allowed)
+
+
+def _as_tuple(node: ast.expr) -> ast.expr:
+    return ast.Tuple(node.elts, ast.Load()) if isinstance(node, ast.List) else node
 
 
 def row_by_row(text: str) -> SyntaxConverter:

@@ -450,7 +450,11 @@ class _TermsReader:
         return terms
 
     def _unexpected(self) -> FormulaError:
-        return refuse_formula(f"{self._token().text} at this place", self.text, _OPERATORS)
+        token = self._token()
+        if token.kind == "name":
+            remedy = f"{_OPERATORS}. A name with blanks is in backticks, as in `age at entry`"
+            return refuse_formula(f"{token.text!r} after another name", self.text, remedy)
+        return refuse_formula(f"{token.text} at this place", self.text, _OPERATORS)
 
 
 def _union(terms: TermSet, more: TermSet) -> TermSet:

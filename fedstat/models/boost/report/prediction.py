@@ -18,14 +18,15 @@ from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
 from fedstat.models.boost.report.record import BoostRecord, PublicBasis
-from fedstat.models.checks import check_frame
+from fedstat.models.checks import HeldRows, check_frame
 from fedstat.typing import Bools, Floats
 
 
 def predict_boosted(
-    held: BoostRecord, path: BoostPath, offset: Floats, new: pd.DataFrame
+    held: BoostRecord, path: BoostPath, offset: Floats, new: HeldRows
 ) -> pd.DataFrame | pd.Series:
     """Offset plus the effects of all learners at the coefficients of a path."""
+    new = own_rows(new)
     complete, frame, Z = new_columns(held, new)
     design = held.boosting.design
     out = np.full((len(new), len(offset)), np.nan)
@@ -43,9 +44,13 @@ def predict_boosted(
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
 
 
+def own_rows(new: HeldRows) -> pd.DataFrame:
+    """Take rows that the caller holds as a pandas table."""
+    return check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
+
+
 def new_columns(held: BoostRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
     """Which of the rows lack nothing, all rows with their curves, and columns of learners of those."""
-    check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
     basis = held.basis
     if isinstance(basis, PublicBasis):
         complete, Z = basis.new_columns(new, held.curves)

@@ -25,8 +25,9 @@ from fedstat.models.boost.learning.prepared_learners import BoostDesign
 from fedstat.models.boost.learning.selection import entry_p_values
 from fedstat.models.boost.report.effects import learner_points
 from fedstat.models.boost.report.plots import draw_surface
-from fedstat.models.boost.report.prediction import new_columns
+from fedstat.models.boost.report.prediction import new_columns, own_rows
 from fedstat.models.boost.report.record import BoostRecord
+from fedstat.models.checks import HeldRows
 from fedstat.typing import Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -572,7 +573,7 @@ class SurfaceFit(Report):
             columns[f"{prefix}upper"] = (found.estimate + factor * found.se).ravel()
         return pd.DataFrame(columns)
 
-    def get_prediction(self, new: pd.DataFrame) -> BoostPrediction:
+    def get_prediction(self, new: HeldRows) -> BoostPrediction:
         """Predict the response of rows that you hold, with intervals.
 
         Of the mean, and of a response that was not observed: the errors' covariance along a curve follows
@@ -589,6 +590,7 @@ class SurfaceFit(Report):
             Its ``summary_frame(alpha=0.05)`` has statsmodels' names.
         """
         fitted, design, basis = self._fitted, self._held.boosting.design, self._held.boosting.basis
+        new = own_rows(new)
         complete, _, columns = new_columns(self._held, new)
         chosen = zip(fitted.learners, fitted.parts, strict=True)
         Z = np.column_stack([columns[:, design.columns(p)] @ part for p, part in chosen])
