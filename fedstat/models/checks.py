@@ -190,7 +190,8 @@ def check_frame(call: str, frame: Any, otherwise: str) -> pd.DataFrame:
         except ValueError:
             raise ModelError(f"{call}: the columns of the new rows have different lengths") from None
     with suppress(TypeError, ModuleNotFoundError):
-        return nw.from_native(frame, eager_only=True).to_pandas()
+        held: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
+        return held
     series = "; .to_frame() makes a table of a column, .to_frame().T of a row"
     hint = series if isinstance(frame, pd.Series) else to_pandas(frame)
     raise ModelError(

@@ -213,7 +213,7 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
         yield f"{option} must be one of {', '.join(map(repr, known))}, received {value!r}."
 
 
-def site_problems(sites: Mapping[Any, object]) -> Iterator[str]:
+def site_problems(sites: Any) -> Iterator[str]:
     """Missing sites, or sites without a proper name."""
     if not isinstance(sites, Mapping):
         yield "expected a mapping of the sites' names to their tables, such as {'North': table}."
