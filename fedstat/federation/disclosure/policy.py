@@ -41,7 +41,8 @@ from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 # quantities that only a step can count are in :mod:`fedstat.federation.disclosure.row_checks`: steps report
 # facts, and the disclosure checks compare them with the policy.
 
-MAX_DELTA = 1e-6
+MAX_DELTA, ANY_SIZE_DELTA = 1e-5, 1e-6
+"""Largest delta of a budget, and the largest for a table of any size; see :func:`check_delta`."""
 BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {MAX_DELTA:g}"}
 
 
@@ -91,6 +92,22 @@ def check_budget(where: str, epsilon: object, delta: object) -> None:
     ):
         if not fits:
             raise PartitionError(f"{where}: {name}: expected {BUDGET_KEYS[name]}, received {value!r}{remedy}")
+
+
+def check_delta(site: str, budget: Budget | None, records: int) -> None:
+    """Require a delta above :data:`ANY_SIZE_DELTA` to be at most a tenth of one over the number of records.
+
+    Raises
+    ------
+    PartitionError
+        Names the site, and the largest delta for its table.
+    """
+    if budget is not None and budget.delta > max(ANY_SIZE_DELTA, most := 0.1 / max(records, 1)):
+        raise PartitionError(
+            f"{site}: the delta of its privacy budget is {budget.delta:g}: a mechanism could publish whole "
+            f"records with this probability, each. Use at most {max(most, ANY_SIZE_DELTA):.2g}, a tenth of "
+            f"one over its records, or {ANY_SIZE_DELTA:g}"
+        )
 
 
 def read_budget(where: str, section: object) -> Budget:
@@ -542,7 +559,8 @@ class Policy:
         "privacy budget",
         ("a Budget or None", lambda value: value is None or isinstance(value, Budget), spends_no_more),
         "A privacy budget: how much all releases together may ever reveal about the record of one "
-        f"entity, as epsilon and delta of differential privacy. delta is at most {MAX_DELTA:g}. With a "
+        f"entity, as epsilon and delta of differential privacy. delta is at most {MAX_DELTA:g}, and a tenth "
+        f"of one over the number of records, or {ANY_SIZE_DELTA:g}. With a "
         "budget, the site releases values that depend on data only with noise, and charges them to the "
         "budget first. It refuses everything else, except which records exist and which of them lack a value "
         "in the columns of a synthesis. The ledger keeps the charges, also when this file is changed. "

@@ -32,7 +32,7 @@ from fedstat.federation.disclosure.checks import (
     RequestContext,
 )
 from fedstat.federation.disclosure.differencing import check_masked_sites
-from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.policy import Policy, check_delta
 from fedstat.federation.disclosure.privacy_budget import (
     NoiseMechanism,
     NoiseRequired,
@@ -215,6 +215,7 @@ class Site:
         if site_column:
             held = LabeledTable(held, site_column, name)
         raise_problems((*control_problems("a site", "names of sites", [name]), *text_problems(name, held)))
+        check_delta(name, policy.privacy, held.n_rows)
         site_ledger = SiteLedger() if site_ledger is None else site_ledger
         # every site has a level of its own, which is its name
         self._label = {site_column: PublishedColumn("category", levels=(name,))} if site_column else {}

@@ -31,7 +31,7 @@ from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
 from fedstat.models.run import FitAttempt
 from fedstat.privacy.zcdp import rho_of_budget
 
@@ -67,7 +67,7 @@ class PrivateSource(MomentSource, PrivateRelease):
         *,
         epsilon: float,
         public: Mapping[str, IntoPublic] | None = None,
-        delta: float = LARGEST_DELTA,
+        delta: float = USUAL_DELTA,
         coordinator: str | None = None,
     ) -> None:
         self.boost = boost

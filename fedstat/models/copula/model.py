@@ -18,7 +18,7 @@ from fedstat.models.checks import check_choice, check_integer, check_layout, che
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan, problems_of_fit
-from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
 from fedstat.models.copula.request import GramPlan, NoisePlan
@@ -109,7 +109,7 @@ class CopulaSynthesizer(PrivateRelease):
         bounds: Bounds | Mapping[str, IntoBound] | None = None,
         *,
         missing: Missing = "auto",
-        delta: float = LARGEST_DELTA,
+        delta: float = USUAL_DELTA,
         columns: Sequence[str] | None = None,
         coordinator: str | None = None,
         mechanism: Mechanism = "private",

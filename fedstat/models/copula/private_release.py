@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fedstat.errors import DescriptionError, ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog
-from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.policy import MAX_DELTA, Policy
 from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.message import Step
@@ -24,7 +24,7 @@ from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 
-LARGEST_DELTA = 1e-6
+USUAL_DELTA = 1e-6
 ROUNDING = Fraction(1, 2**40)
 """Share of a budget that is reserved for rounding up at the sites."""
 
@@ -133,9 +133,9 @@ def _check_epsilon(epsilon: Any) -> float:
 
 
 def _check_delta(delta: Any) -> float:
-    if not isinstance(delta, float) or not 0.0 < delta <= LARGEST_DELTA:
+    if not isinstance(delta, float) or not 0.0 < delta <= MAX_DELTA:
         raise ModelError(
-            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}; a larger "
+            f"delta: expected a number above 0 and at most {MAX_DELTA:g}, received {delta!r}; a larger "
             "one would allow the release of whole records"
         )
     return delta

@@ -22,7 +22,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_integer, check_layout, check_parsed, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.explain import bounds_problems
-from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import ScoredColumn, check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import TIMES, PrivateGLMPlan, failure_notes, noise_ratio, step_ratio
@@ -115,7 +115,7 @@ class PrivateCopulaGLM(PrivateRelease):
         epsilon: float,
         bounds: Bounds | Mapping[str, IntoBound] | None = None,
         family: Family | None = None,
-        delta: float = LARGEST_DELTA,
+        delta: float = USUAL_DELTA,
         coordinator: str | None = None,
     ) -> None:
         check_parsed(type(self), formula)

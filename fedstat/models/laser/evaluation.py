@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import factorial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,6 +20,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.discrimination import discrimination
 from fedstat.inference.evaluation import Evaluation, probabilities
 from fedstat.inference.recalibration import recalibrate_bins
+from fedstat.inference.shapley import shapley_values
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -299,14 +299,7 @@ class SetEvaluation(Report):
                 f"{len(absent)} have too few entities, or of one class only, such as "
                 f"{set_name(absent[0], self.sites)}"
             )
-        share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
-        values = [
-            sum(
-                share[s.bit_count()] * (worth[s | 1 << k] - worth[s]) for s in range(1 << K) if not s >> k & 1
-            )
-            for k in range(K)
-        ]
-        return pd.Series(values, index=list(self.sites), name="value")
+        return pd.Series(shapley_values(worth, K), index=list(self.sites), name="value")
 
     def _worth(self) -> list[float]:
         frame = self.to_frame()

@@ -310,7 +310,7 @@ def test_a_value_without_meaning_is_refused(values, words):
     [
         (0.0, 1e-7, "epsilon: expected a number above 0, received 0.0"),
         (float("inf"), 1e-7, "epsilon: expected a number above 0, received inf"),
-        (1.0, 1e-5, "delta: expected a number of at least 0 and at most 1e-06, received 1e-05. A larger one"),
+        (1.0, 2e-5, "delta: expected a number of at least 0 and at most 1e-05, received 2e-05. A larger one"),
         (1.0, "0", "delta: expected"),
         (1.0, -1e-12, "delta: expected"),
         (1.0, True, "delta: expected"),
@@ -321,6 +321,21 @@ def test_a_value_without_meaning_is_refused(values, words):
 def test_a_budget_without_meaning_is_refused(epsilon, delta, words):
     with pytest.raises(PartitionError, match=f"Budget: {words}"):
         Budget(epsilon, delta)
+
+
+@pytest.mark.parametrize(
+    ("records", "delta", "fits"), [(10_000, 1e-5, True), (10_001, 1e-5, False), (10_001, 1e-6, True)]
+)
+def test_a_delta_is_small_for_the_records_of_a_site(records, delta, fits):
+    """A tenth of one over the records, at the boundary; 1e-6 is taken by any table."""
+    table, policy = pd.DataFrame({"x": np.arange(float(records))}), Policy(privacy=Budget(1.0, delta))
+    if fits:
+        Site("A", table, policy)
+        return
+    with pytest.raises(
+        PartitionError, match=r"A: the delta of its privacy budget is 1e-05.* at most 1e-05, a ten"
+    ):
+        Site("A", table, policy)
 
 
 # ---- the policies of a partition -----------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_an_epsilon_that_is_none(epsilon):
 
 
 def test_a_delta_that_lets_records_leave_unmasked():
-    with pytest.raises(ModelError, match="at most 1e-06"):
+    with pytest.raises(ModelError, match="at most 1e-05"):
         synthesizer(delta=1e-3)
 
 
