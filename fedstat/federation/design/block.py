@@ -294,8 +294,7 @@ def _check_columns(
 ) -> None:
     for name, category in columns.categories.items():
         check_levels(category[there[name]], site, name, min_count)
-    for name, values in columns.numbers.items():
-        check_varies(values, site, name, intercept=intercept)
+    check_varies(columns.numbers, site, intercept=intercept)
 
 
 def apply_block(

@@ -59,17 +59,33 @@ def check_counts(
     )
 
 
-def check_varies(values: Floats, site: str, name: str, *, intercept: bool) -> None:
-    """Require that a numeric column (n_seen,) is not constant; DesignError.
+def check_varies(numbers: Mapping[str, Floats], site: str, *, intercept: bool) -> None:
+    """Require that no numeric column (n_seen,) is constant; a DesignError names all that are.
 
     Without an intercept a constant other than zero is allowed.
     """
-    low, high = float(values.min()), float(values.max())
-    if high - low <= CONSTANT_TOLERANCE * max(abs(low), abs(high)) and (intercept or not high):
+    constant = []
+    for name, values in numbers.items():
+        low, high = float(values.min()), float(values.max())
+        if high - low <= CONSTANT_TOLERANCE * max(abs(low), abs(high)) and (intercept or not high):
+            constant.append(name)
+    if not constant:
+        return
+    if len(constant) == 1:
         raise DesignError(
-            f"{at_column(site, name)} is constant over its {len(values):,} entities; expected a column "
-            "that varies. Leave it out."
+            f"{at_column(site, constant[0])} is constant over its {len(numbers[constant[0]]):,} entities; "
+            "expected a column that varies. Leave it out."
         )
+    raise DesignError(
+        f"columns {name_all(constant)} at site {site!r} are constant over their entities; expected columns "
+        "that vary. Leave them out."
+    )
+
+
+def name_all(names: Sequence[str]) -> str:
+    """List names for an error, up to :data:`MAX_SHOWN` of them, and how many others there are."""
+    others = len(names) - MAX_SHOWN
+    return ", ".join(map(repr, names[:MAX_SHOWN])) + (f" and {others:,} others" if others > 0 else "")
 
 
 def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelValue]], site: str) -> None:
@@ -105,8 +121,9 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
     constant = np.flatnonzero(norm <= CONSTANT_TOLERANCE * size * np.sqrt(n))
     if constant.size:
         raise DesignError(
-            f"design column {names[constant[0]]!r}{where} is constant over its {n:,} entities. Leave the "
-            "term out, or merge the levels that it separates."
+            f"design column{'s' * (len(constant) > 1)} {name_all([names[j] for j in constant])}{where} "
+            f"{'are' if len(constant) > 1 else 'is'} constant over {n:,} entities. Leave the term out, or "
+            "merge the levels that it separates."
         )
     if p > 1:
         _check_independent(centered / norm, names, where)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstat import codec
 from fedstat.errors import AliasedColumnsError, DesignError, SpellingWarning, warn
-from fedstat.federation.design.checks import check_references
+from fedstat.federation.design.checks import check_references, name_all
 from fedstat.federation.design.coding import BlockSpec, plain_state
 from fedstat.federation.design.horizontal_steps import NamedColumns, RowsCoding, varying
 from fedstat.federation.design.levels import (
@@ -219,10 +219,10 @@ def assemble_design(
     own = len(names) - further
     if empty := [names[j] for j in np.flatnonzero(zero[:own]).tolist() if is_interaction(terms[j])]:
         raise AliasedColumnsError(empty)
-    if not varies.all():
+    if constant := [names[j] for j in np.flatnonzero(~varies)]:
         raise DesignError(
-            f"design column {names[int(np.argmin(varies))]!r} is constant over the complete rows of all "
-            "sites. "
+            f"design column{'s' * (len(constant) > 1)} {name_all(constant)} "
+            f"{'are' if len(constant) > 1 else 'is'} constant over the complete rows of all sites. "
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)

@@ -265,11 +265,11 @@ class ConformalSets:
     alpha: float
     by_label: bool
 
-    def frame(self, found: PredictedSets, partition: ClientPartition) -> pd.DataFrame:
+    def frame(self, found: PredictedSets, index: pd.Index) -> pd.DataFrame:
         """Return the classes that are not excluded, (n, C), or mean and limits; with a note on small sets."""
         limits, B = self._limits(found.sets), self.scores.bins.shape[2]
         make = self._sets if self.fitted.trained.outcome.classes else self._intervals
-        frame = make(found, limits, partition)
+        frame = make(found, limits, index)
         wide = sorted({s for s, row in zip(found.sets.tolist(), limits, strict=True) if s and row.max() >= B})
         if wide:
             names = ", ".join(found.name_of(s) for s in wide)
@@ -285,17 +285,17 @@ class ConformalSets:
         places, every = {s: g for g, s in enumerate(self.scores.sets.tolist())}, np.full(C, B)
         return np.array([bound[places[s]] if s in places else every for s in sets.tolist()]).reshape(-1, C)
 
-    def _sets(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
+    def _sets(self, found: PredictedSets, limits: Ints, index: pd.Index) -> pd.DataFrame:
         classes, P = self.fitted.trained.outcome.classes, found.predicted
         edges, out = score_edges(len(classes)), np.ones(P.shape, dtype=bool)
         known = np.isfinite(P).all(axis=1)
         for c in range(len(classes)):
             score = scores_of(P[known], len(classes), np.full(int(known.sum()), float(c)))
             out[known, c] = np.searchsorted(edges, score) <= limits[known, c]
-        return pd.DataFrame(out, index=partition.entities, columns=list(classes))
+        return pd.DataFrame(out, index=index, columns=list(classes))
 
-    def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
+    def _intervals(self, found: PredictedSets, limits: Ints, index: pd.Index) -> pd.DataFrame:
         half = self.fitted.trained.sd * residual_limits(limits[:, 0])
         mean = points_of(self.fitted, found.predicted)
         table = {"mean": mean, "low": mean - half, "high": mean + half}
-        return pd.DataFrame(table, index=partition.entities)
+        return pd.DataFrame(table, index=index)

@@ -26,6 +26,7 @@ from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
 from fedstat.models.results import Results
 from fedstat.models.vertical.layout import list_terms, site_blocks
+from fedstat.models.vertical.prediction.predictor import entities_of
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
 
@@ -248,13 +249,15 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """Classes of the response, ascending; none for a normal one."""
         return self._record.fitted.trained.outcome.classes
 
-    def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
+    def predict_proba(self, partition: ClientPartition | pd.DataFrame, at: str = "average") -> pd.DataFrame:
         """Predict the probabilities of the classes of every entity, from the sites that have it.
 
         Parameters
         ----------
-        partition : ClientPartition
-            With one or more sites of the fit. A site that has left has no entity.
+        partition : ClientPartition or DataFrame
+            With one or more sites of the fit. A site that has left has no entity. A table of entities that
+            you hold, with the columns of the fit, is split by site; a site has a row with a value in one
+            of its columns.
         at : str
             If sites have their own heads (``heads="site"``, "local" and similar): the site whose head
             predicts, or "average" over the available heads. With a single head, there is one prediction for a
@@ -274,9 +277,10 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
-        head = self._head(at)
-        found = predict_networks(self._record.fitted, partition, "predict_proba()", head)
-        return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
+        head, fitted = self._head(at), self._record.fitted
+        new, index = entities_of(partition, fitted.specs)
+        found = predict_networks(fitted, new, "predict_proba()", head)
+        return pd.DataFrame(found.predicted, index=index, columns=list(self.classes))
 
     def _head(self, at: str) -> int | None:
         """Find the number of the head of a site; None for the average."""
@@ -292,20 +296,28 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             )
         return fitted.sites.index(at)
 
-    def predict(self, partition: ClientPartition, *, threshold: float | None = None) -> pd.Series:
+    def predict(
+        self, partition: ClientPartition | pd.DataFrame, *, threshold: float | None = None
+    ) -> pd.Series:
         """Predict the mean of a normal response, otherwise the most probable class.
 
+        New entities are a partition, or a table that you hold; see :meth:`predict_proba`.
         For two classes, the second is predicted if its probability is above the `threshold`, if one is given,
         such as that of ``result.calibration.threshold()``.
         """
         if threshold is not None:
             check_threshold(threshold, len(self.classes))
-        found = predict_networks(self._record.fitted, partition, "predict()")
+        new, index = entities_of(partition, self._record.fitted.specs)
+        found = predict_networks(self._record.fitted, new, "predict()")
         points = points_of(self._record.fitted, found.predicted, 0.5 if threshold is None else threshold)
-        return pd.Series(points, index=partition.entities)
+        return pd.Series(points, index=index)
 
     def predict_set(
-        self, partition: ClientPartition, alpha: float = 0.1, *, conditional: Conditional | None = None
+        self,
+        partition: ClientPartition | pd.DataFrame,
+        alpha: float = 0.1,
+        *,
+        conditional: Conditional | None = None,
     ) -> pd.DataFrame:
         """Predict sets of classes, or intervals, with a coverage of at least 1 - alpha.
 
@@ -315,7 +327,8 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
         Parameters
         ----------
-        partition : ClientPartition
+        partition : ClientPartition or DataFrame
+            See :meth:`predict_proba`.
         alpha : float
         conditional : {"label"}, optional
             Guarantee the coverage among the entities of every class, not only over all.
@@ -338,10 +351,9 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         scores = self._scores()
         if conditional not in (None, "label") or (conditional and not self.classes):
             raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
-        found = predict_networks(self._record.fitted, partition, "predict_set()")
-        return ConformalSets(self._record.fitted, scores, alpha, conditional == "label").frame(
-            found, partition
-        )
+        new, index = entities_of(partition, self._record.fitted.specs)
+        found = predict_networks(self._record.fitted, new, "predict_set()")
+        return ConformalSets(self._record.fitted, scores, alpha, conditional == "label").frame(found, index)
 
     def _scores(self) -> ScoreCounts:
         if self._record.fitted.trained.scores is None:

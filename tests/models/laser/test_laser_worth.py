@@ -119,6 +119,21 @@ def test_predictions_by_a_threshold(result, other):
     np.testing.assert_array_equal(result.predict(other), (P > 0.5).astype(float))
 
 
+def test_a_table_that_the_analyst_holds_is_split_by_site(result, tables, other):
+    """One table with the columns of all sites, some of whose rows lack those of a site."""
+    table = tables["bank"].merge(tables["shop"], on="id").merge(tables["telecom"], on="id")
+    table.index = [f"row {i}" for i in range(len(table))]
+    expected = result.predict_proba(other).to_numpy()
+    np.testing.assert_array_equal(result.predict_proba(table), expected)
+    assert result.predict(table).index.equals(table.index)
+    assert result.predict_set(table).index.equals(table.index)
+    shop = [column for column in tables["shop"] if column != "id"]
+    table.loc["row 5", shop] = np.nan
+    frames = {**tables, "shop": tables["shop"].drop(index=5)}
+    fewer = result.predict_proba(fs.ClientPartition.from_frames(frames, on="id")).to_numpy()
+    np.testing.assert_array_equal(result.predict_proba(table), fewer)
+
+
 def test_intervals_of_areas_are_those_of_delong(result, tables, other):
     P, y = result.predict_proba(other)[1.0].to_numpy(), tables["bank"]["y"].to_numpy()
     above = (P[y == 1][:, None] > P[y == 0]).astype(float)

@@ -150,6 +150,14 @@ def as_partition(table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]
     return ClientPartition.from_frames(frames, on=ROW, new_data=True, min_count=1, policy=own_rows)
 
 
+def entities_of(
+    table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]
+) -> tuple[ClientPartition, pd.Index]:
+    """Return new entities as a partition, and the index of what is predicted for them."""
+    new = as_partition(table, specs)
+    return new, new.entities if isinstance(table, ClientPartition) else table.index
+
+
 def one_table(
     partition: ClientPartition | pd.DataFrame | None, exog: pd.DataFrame | None
 ) -> ClientPartition | pd.DataFrame | None:
