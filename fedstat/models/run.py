@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import scipy.linalg  # noqa: F401  its BLAS is loaded before threads are limited
 from threadpoolctl import ThreadpoolController
@@ -152,7 +152,10 @@ def run_fit(
                 # First of all: nothing else may be requested before all owners have consented.
                 if not is_dry_run and (owners := owners_consulted(model.partition)):
                     propose(model, owners, call.arguments, call.method)
-                return estimate(model, attempt, *args, **options)
+                result: Any = estimate(model, attempt, *args, **options)
+                if getattr(result, "_model", result) is None:
+                    result._model = model
+                return cast(Results, result)
             except AliasedColumnsError as error:
                 # What the attempt released stays in the ledger; the sites code the rows again without them.
                 model._agreement = attempt.ledger

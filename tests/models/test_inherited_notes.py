@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -86,6 +87,14 @@ def test_results_made_of_a_result_have_its_alarms(name):
         assert PLANTED in critical_notes(result), member
         assert result.summary().as_text().startswith("*** PLANTED ***")
     assert made
+
+
+@pytest.mark.parametrize("name", sorted(FITS.keys() - {"impute"}))
+def test_the_model_of_a_result_is_the_one_that_was_fitted(name):
+    """Not a stand-in with its names: statsmodels' users fit and describe it again."""
+    fit = FITS[name]()
+    assert type(fit.model).__name__ in fs.__all__ and fit.model.endog_names == fit.estimate.response
+    assert type(pickle.loads(pickle.dumps(fit)).model).__name__ == "SimpleNamespace"
 
 
 def test_every_member_that_returns_a_report_is_known():
