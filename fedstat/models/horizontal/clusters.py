@@ -64,10 +64,11 @@ def cluster_releases(behind: tuple[type, ...]) -> dict[str, ArrayDeclaration]:
     }
 
 
-def own_inverse(name: str, information: Floats, T: Floats, inverse: Floats) -> Floats:
+def own_inverse(name: str, information: Floats, T: Floats, inverse: Floats, excess: float = EXCESS) -> Floats:
     """Inverse information of all rows, in the site's own coordinates; an error if it cannot be that.
 
     `information` (p, p) is the site's own part of that of all, T (p, p) takes coefficients to its columns.
+    `excess` is how much larger than one rounding may make its share.
     """
     p = len(T)
     if inverse.shape != (p, p):
@@ -76,7 +77,7 @@ def own_inverse(name: str, information: Floats, T: Floats, inverse: Floats) -> F
     values, vectors = np.linalg.eigh(information)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     share = np.linalg.eigvalsh(root.T @ translated @ root)
-    if not (np.isfinite(share).all() and share[0] >= -EXCESS and share[-1] <= 1.0 + EXCESS):
+    if not (np.isfinite(share).all() and share[0] >= -excess and share[-1] <= 1.0 + excess):
         raise MessageError(
             f"{name}: array 'inverse' is not that of an information of which this site's is a part"
         )
@@ -97,13 +98,19 @@ class LeverageRequest:
 
     @classmethod
     def of(
-        cls, name: str, own: Floats, units: Floats, inverse: Floats | None, power: Array | None
+        cls,
+        name: str,
+        own: Floats,
+        units: Floats,
+        inverse: Floats | None,
+        power: Array | None,
+        excess: float = EXCESS,
     ) -> LeverageRequest:
         """Check the arrays against the site's `own` information (p, p); MessageError if they do not fit."""
         if inverse is None or power is None or float(power) not in POWERS.values():
             allowed = sorted(set(POWERS.values()))
             raise MessageError(f"{name}: clusters need 'inverse', and 'power' as one of {allowed}")
-        return cls(own_inverse(name, own, np.eye(len(own)), inverse), float(power), units)
+        return cls(own_inverse(name, own, np.eye(len(own)), inverse, excess), float(power), units)
 
 
 def sum_corrected(
@@ -112,8 +119,11 @@ def sum_corrected(
     score: Floats,
     information: Callable[[slice], Floats],
     margins: Margins | None = None,
+    instead: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
     """Sum over the clusters of a site, and declare their weights.
+
+    Without `instead`, what is released if few clusters have nearly all weight, that is refused.
 
     `score` (G, p) are the clusters', and `information` (g, p, p) of a range of them, for columns standardized
     over all sites. It returns ``meat`` (p, p), zero unless ``inside``; and ``concentration`` (p,), one number
@@ -138,7 +148,7 @@ def sum_corrected(
     if request.power:
         factors = (1.0 - np.minimum(leverages, AT_ONE)) ** (-2.0 * request.power)
         # A coordinator could choose an inverse by which one cluster has nearly all weight.
-        state.report(WorkingWeights(lambda: factors[None, :]))
+        state.report(WorkingWeights(lambda: factors[None, :], instead=instead))
     inside = bool(leverages.max(initial=0.0) < AT_ONE)
     return {
         "inside": np.array(inside),

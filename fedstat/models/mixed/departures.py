@@ -25,7 +25,7 @@ def compare_errors(fit: MixedFit) -> Floats:
     """
     by_group = fit.by_group
     assert by_group is not None
-    observed, expected, squares, _ = by_group.tests
+    observed, expected, squares = by_group.tests
     observed = observed / (fit.scale if fit.sums is not None else 1.0)
     variance = 2.0 * squares
     left = variance - _fitted(fit)
@@ -70,21 +70,6 @@ def overdispersion(fit: MixedFit) -> float:
     assert fit.by_group is not None
     excess, variance = fit.by_group.dispersion.tolist()
     return float(stats.norm.sf(excess / np.sqrt(variance))) if variance > 0.0 else float("nan")
-
-
-def robust_df(fit: MixedFit) -> Floats:
-    """Return degrees of freedom of robust errors, (p,): the effective number of groups, less columns.
-
-    The effective number is one over the sum of squared shares of groups in the information about a
-    coefficient (Carter, Schnepel and Steigerwald 2017, Review of Economics and Statistics 99). Columns that
-    are constant in groups are subtracted.
-    """
-    assert fit.by_group is not None
-    effective = 1.0 / fit.by_group.tests[3]
-    groups = float(fit.groups.min())
-    model = model_df(fit)
-    between = min(int((model < groups).sum()), int(groups) - 1)
-    return np.asarray(np.maximum(effective - between, 1.0))
 
 
 def model_df(fit: MixedFit) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from fedstat.inference.convergence import ConvergenceTest, rounding_error
 from fedstat.inference.recession import RecessionTest, name_columns, receding, separation_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
+from fedstat.models.horizontal.clusters import POWERS, Clustering, require_inside
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.mixed.steps import (
@@ -41,6 +42,8 @@ from fedstat.typing import Array, Floats, Matrix, Vector
 
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
+CORRECTION = "CR2"
+"""Correction of robust errors for the leverage of groups."""
 MOST_HALVINGS, SADDLE, SMALLEST = 30, 0.1, 1e-6
 LOWEST, HIGHEST_SHARE = 0.01, 0.99
 """Limits of the mean at which the iteration starts; the upper one is for shares."""
@@ -298,20 +301,22 @@ class MarginalSums:
 class GroupScoreSums:
     """Sums over the outermost groups at the estimate, of standardized columns.
 
-    `tests` (4, p) and `meat` (p, p) are described at :func:`fedstat.models.mixed.steps.group_tests`;
-    `inverse` (p, p) is the inverse of the information; `dispersion` (2,) is the excess of squared residuals
-    of counts and its variance, which is zero for other responses.
+    `tests` (3, p) are described at :func:`fedstat.models.mixed.steps.group_tests`; `meat` (p, p) are products
+    of corrected scores, unless a coefficient rests on one group (`inside`), `concentration` (p,) the squares
+    of groups' shares; `inverse` (p, p) is the inverse of the information of the coefficients, and `bread`
+    allows for variances that were estimated with them. `dispersion` (2,) is the excess of squared residuals
+    of counts and its variance, which is zero for other responses; `influences` (2, m) are described at
+    :func:`fedstat.models.mixed.steps.variance_influences`, and zero without them.
     """
 
-    tests: Annotated[Floats, "4 p"]
+    tests: Annotated[Floats, "3 p"]
+    inside: bool
     meat: Matrix
+    concentration: Vector
     inverse: Matrix
+    bread: Matrix
     dispersion: Annotated[Floats, "2"]
-
-    @property
-    def robust(self) -> Floats:
-        """Covariance of the coefficients of standardized columns from products of groups' scores, (p, p)."""
-        return np.asarray(self.inverse @ self.meat @ self.inverse)
+    influences: Annotated[Floats, "2 m"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -365,7 +370,33 @@ class MixedFit:
     def robust(self) -> Floats:
         """Covariance of the coefficients from products of groups' scores, (p, p)."""
         assert self.by_group is not None
-        return np.asarray(self.null.units @ self.by_group.robust @ self.null.units.T)
+        require_inside(self.by_group.inside, "cov_type='model'")
+        half = self.null.units @ self.by_group.bread
+        return np.asarray(half @ self.by_group.meat @ half.T)
+
+    @property
+    def clustering(self) -> Clustering:
+        """The outermost groups, as clusters behind robust errors."""
+        assert self.by_group is not None
+        outermost = int(np.argmin(self.groups))
+        with np.errstate(divide="ignore"):
+            effective = 1.0 / self.by_group.concentration
+        name, count = self.effects.terms[outermost].group, round(float(self.groups[outermost]))
+        return Clustering(name, count, effective, CORRECTION)
+
+    @property
+    def jackknife(self) -> tuple[Floats, Floats] | None:
+        """Errors of log standard deviations from influences of groups (m,), and degrees of freedom (m,).
+
+        The variance of a sum of squares follows from the kurtosis k of the influences: a chi-squared
+        distribution with 2 G / (k - 1) degrees of freedom has the same. None without influences.
+        """
+        if self.by_group is None or not self.by_group.influences.all():
+            return None
+        squares, powers = self.by_group.influences
+        G = float(self.groups.min())
+        excess = np.maximum(G * powers / squares**2 - 1.0, 1e-300)
+        return np.sqrt(squares), np.clip(2.0 * G / excess, 1.0, max(G - 1.0, 1.0))
 
     def matrices(self) -> list[Floats]:
         """Return the covariance matrices of the random effects of each term."""
@@ -515,8 +546,7 @@ class MixedNewton:
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
         estimate, self.center = self.center + beta.values[0, :, 0], self.center + beta.values[0, :, 0]
-        at = np.concatenate([np.zeros_like(estimate), theta])
-        by_group = yield from self.compare_groups(at, inverse.values[0])
+        by_group = yield from self.compare_normal_groups(theta, scale, sums)
         return MixedFit(
             params=sums.units @ estimate,
             cov=scale * sums.units @ inverse.values[0] @ sums.units.T,
@@ -644,7 +674,9 @@ class MixedNewton:
         back[:p, :p] = self.translation
         inverse = np.asarray(2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)]), dtype=np.float64)
         joint = back @ inverse @ back.T
-        by_group = yield from self.compare_groups(at, inverse[:p, :p])
+        arrays = self.point(at) | {"center": self.center}
+        own = np.linalg.inv(hessian[:p, :p] / 2.0)
+        by_group = yield from self.compare_groups(arrays, own, inverse[:p, :p])
         distribution, dispersion = self.distribution, None
         if dispersed:
             dispersion = np.exp(at[-1]) * np.array([1.0, np.sqrt(joint[-1, -1])])
@@ -675,12 +707,34 @@ class MixedNewton:
             by_group=by_group,
         )
 
-    def compare_groups(self, at: Floats, inverse: Floats) -> FitProtocol[GroupScoreSums]:
-        """Request sums over the outermost groups at parameters."""
-        arrays = self.point(at) | {"center": self.center, "inverse": (inverse + inverse.T) / 2.0}
-        replies = yield self.session.request_all("sum_groups", arrays)
-        found = {name: add(replies, name) for name in ("tests", "meat", "dispersion")}
-        return GroupScoreSums(inverse=arrays["inverse"], **found)
+    def compare_normal_groups(
+        self, theta: Floats, scale: float, sums: NormalSums
+    ) -> FitProtocol[GroupScoreSums]:
+        """Request sums over the outermost groups of a linear model, with influences on its variances."""
+        K, inverse = len(theta), sums.parts()[0].values[0]
+        arrays = self.point(np.concatenate([np.zeros(len(inverse)), theta]))
+        arrays |= {"center": self.center, "dispersion": np.array(scale), "restricted": np.array(sums.reml)}
+        if not self.effects.singular(theta):
+            _, slope, hessian = Jet(sums.logdet).scalar()
+            information = np.zeros((K + 1, K + 1))
+            information[:K, :K], information[K, K] = -hessian / 2.0, sums.n / 2.0
+            information[:K, K] = information[K, :K] = slope / 2.0
+            moves = block_diag(self.effects.moves(), 1.0)
+            variances = moves @ np.linalg.inv(information) @ moves.T
+            arrays["variances"] = (variances + variances.T) / 2.0
+        return (yield from self.compare_groups(arrays, inverse, inverse))
+
+    def compare_groups(
+        self, arrays: Mapping[str, Array], inverse: Floats, bread: Floats
+    ) -> FitProtocol[GroupScoreSums]:
+        """Request sums over the outermost groups at a point."""
+        leverages = {"inverse": (inverse + inverse.T) / 2.0, "power": np.array(POWERS[CORRECTION])}
+        point = {"restricted": np.array(False), **arrays, **leverages}
+        replies = yield self.session.request_all("sum_groups", point)
+        names = "tests", "meat", "concentration", "dispersion", "influences"
+        found = {name: add(replies, name) for name in names}
+        inside = int(add(replies, "inside")) == len(replies)
+        return GroupScoreSums(inside=inside, inverse=leverages["inverse"], bread=bread, **found)
 
     def working_weight(self, at: Floats) -> float:
         """Return the weight of a row in the information at the mean of the response."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
+from fedstat.kernels.clusters import AT_ONE, adjusted_scores
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import (
     GAMMA,
@@ -36,6 +37,13 @@ from fedstat.kernels.mixed_effects import (
     jet_length,
     marginal_score,
     pair_index,
+)
+from fedstat.models.horizontal.clusters import (
+    LEVERAGES,
+    LeverageRequest,
+    cluster_releases,
+    own_inverse,
+    sum_corrected,
 )
 from fedstat.models.horizontal.rows import NO_MEANS, glm_rows, require_response, summed
 from fedstat.typing import Array, Floats, Ints
@@ -57,8 +65,8 @@ AVERAGED_NODES = 61
 """Nodes of quadrature that does not adapt, for means over the random effects."""
 SLOPES, VALUES = b"slopes", b"values"
 """Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
-LEVERAGE = 1e-8
-"""One less the leverage of a group in a direction that it alone determines."""
+EXCESS = 1e-4
+"""How much larger than one differences of scores may make the share of a site in all information."""
 ROUNDING = 1e-6
 """Deviation from one of the sum of indicators of all levels."""
 DIFFERENCE = 1e-4
@@ -203,6 +211,8 @@ class MixedRows:
     request: MixedRequest
     n: int
     to_own: Floats
+    units: Floats
+    """Matrix from coefficients of standardized columns to those in the units of the data, (p, p)."""
     shift: Floats
     scale: Floats
     constant: Floats
@@ -415,6 +425,10 @@ def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> 
     )
 
 
+Chain: TypeAlias = Sequence[tuple[GroupLevel, Ints, int]]
+"""Levels, for each the group of the next one in which each of its groups lies, and how many these are."""
+
+
 def marginal_products(
     site: MixedRows, covariance: Floats, center: Floats, last: int = -1
 ) -> tuple[Floats, Floats, list[Floats]]:
@@ -423,12 +437,18 @@ def marginal_products(
     Jets are in the entries of the lower triangles of the covariances, relative to the residual variance, in
     the order of the terms.
     """
-    sizes = site.request.sizes
-    begin, K = first_parameters(sizes), first_parameters(sizes)[-1]
-    S, _ = site.products(center, last)
+    chain = [(level, *codes) for level, codes in zip(site.levels, site.outer_codes(), strict=True)]
+    return integrate_chain(site, covariance, site.products(center, last)[0], chain)
+
+
+def integrate_chain(
+    site: MixedRows, covariance: Floats, S: Floats, chain: Chain
+) -> tuple[Floats, Floats, list[Floats]]:
+    """Integrate the effects of groups that end in one, see :func:`marginal_products`."""
+    begin, K = first_parameters(site.request.sizes), first_parameters(site.request.sizes)[-1]
     order: list[int] = []
     logdet, weights = np.zeros(jet_length(K)), []
-    for level, (outer, groups) in zip(site.levels, site.outer_codes(), strict=True):
+    for level, outer, groups in chain:
         q, inner = len(level.columns), len(order)
         pairs = lower_pairs(q)
         T = np.zeros((jet_length(inner + len(pairs)), q, q))
@@ -443,6 +463,20 @@ def marginal_products(
     products = np.zeros((jet_length(K), *S.shape[2:]))
     products[_places(order, K)] = S[0]
     return logdet, products, weights
+
+
+def outermost_chains(site: MixedRows) -> Iterator[tuple[Ints, Chain]]:
+    """Yield for each outermost group its innermost groups, and the levels inside it."""
+    codes, belongs = list(site.outer_codes()), [np.arange(site.levels[-1].groups)]
+    for code, _ in codes[-2::-1]:
+        belongs.insert(0, belongs[0][code])
+    for one in range(site.levels[-1].groups):
+        kept = [np.flatnonzero(own == one) for own in belongs]
+        inside = [
+            (level, np.searchsorted(outer, code[own]), len(outer))
+            for level, (code, _), own, outer in zip(site.levels, codes, kept, kept[1:], strict=False)
+        ]
+        yield kept[0], [*inside, (site.levels[-1], np.zeros(1, dtype=np.int64), 1)]
 
 
 def _places(order: Sequence[int], K: int) -> list[int]:
@@ -504,8 +538,9 @@ def start(
     if not known or not all(effects and set(effects) <= names for effects in request.effects):
         raise MessageError(f"{data.name}: the model opened no such columns of groups or effects")
     to_own = translation(opened.shift[:p], opened.scale[:p], shift, scale)
+    back = translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
     units = effect_shift, effect_scale, effect_constant
-    site = MixedRows(data, opened, request, state.entities, to_own, *units)
+    site = MixedRows(data, opened, request, state.entities, to_own, back, *units)
     for rows, X in opened.chunks():
         require_response(data.name, glm_rows(rows, X), request.distribution, opened.question.response)
     label = data.table.name if isinstance(data.table, LabeledTable) else None
@@ -894,28 +929,87 @@ def scores_by_group(point: CommonPoint) -> tuple[Floats, Floats]:
     return np.array(scores), np.array(information)
 
 
-def group_tests(score: Floats, information: Floats, inverse: Floats) -> dict[str, Array]:
-    """Compare products of the groups' scores (C, p) with their information (C, p, p), and correct them.
+def group_tests(score: Floats, information: Floats, inverse: Floats) -> Floats:
+    """Compare products of the groups' scores (C, p) with their information (C, p, p).
 
     With M the inverse of the information of all groups, directions are ``l = M e_j``, in which the covariance
-    of a coefficient is a sum of squares: ``tests`` (4, p) are sums over groups of (l'u)^2, of its expectation
-    l'Cl, C = G - G M G, and of the squares of l'Cl and of l'Gl. ``meat`` (p, p) are products of scores that
-    are divided by the root of one less the leverage, ``(I - G M)^(-1/2) u`` (Bell and McCaffrey 2002).
+    of a coefficient is a sum of squares. Returned are sums over groups of (l'u)^2, of its expectation l'Cl,
+    C = G - G M G, and of the squares of l'Cl: (3, p).
     """
-    root = np.linalg.cholesky(inverse)  # coordinates in which M is the identity
-    u, G = score @ root, root.T @ information @ root
-    G = (G + G.transpose(0, 2, 1)) / 2.0
-    values, vectors = np.linalg.eigh(G)
-    # A group with all information about a direction has no residual there.
-    power = np.where(values < 1.0 - LEVERAGE, 1.0 / np.sqrt(np.maximum(1.0 - values, LEVERAGE)), 0.0)
-    corrected = np.einsum("cij,cj,ckj,ck->ci", vectors, power, vectors, u)
-    direction = root.T / np.sqrt(np.diag(inverse))  # columns are unit vectors
-    own = np.einsum("ij,cik,kj->cj", direction, G, direction)
-    expected = own - np.einsum("ij,cik,ckm,mj->cj", direction, G, G, direction)
-    squares = (u @ direction) ** 2
-    back = np.linalg.inv(root)
-    tests = np.array([squares.sum(0), expected.sum(0), (expected**2).sum(0), (own**2).sum(0)])
-    return {"tests": tests, "meat": back.T @ (corrected.T @ corrected) @ back}
+    direction = inverse / np.sqrt(np.diag(inverse))
+    G = information @ direction
+    own = np.einsum("ij,cij->cj", direction, G)
+    expected = own - np.einsum("cij,ik,ckj->cj", G, inverse, G)
+    return np.array([((score @ direction) ** 2).sum(0), expected.sum(0), (expected**2).sum(0)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VarianceRequest:
+    """What influences of groups on variances are computed at, see :func:`variance_influences`.
+
+    `covariance` (K,) and `scale` are the covariances of the effects, relative to the residual variance, and
+    this; `inverse` (K + 1, K + 1) is the inverse of their information of all sites' rows, and `coefficients`
+    (p, p) of that of the coefficients, zero if the likelihood is not the restricted one.
+    """
+
+    covariance: Floats
+    scale: float
+    inverse: Floats
+    coefficients: Floats
+
+
+def variance_scores(site: MixedRows, request: VarianceRequest, center: Floats) -> tuple[Floats, Floats]:
+    """Return scores of the outermost groups in covariances and log residual variance, and information.
+
+    Scores (C, K + 1) are those of the likelihood of each group, or of the restricted one, to which a group
+    adds the change of its leverages; both add up to zero at the estimate. Information (C, K + 1, K + 1) is
+    the expected one.
+    """
+    K, p = len(request.covariance), site.p
+    S, codes = site.products(center)[0], site.levels[-1].code
+    M = site.to_own @ request.coefficients @ site.to_own.T
+    rows = np.bincount(codes).astype(np.float64)
+    score, information = np.zeros((len(rows), K + 1)), np.zeros((len(rows), K + 1, K + 1))
+    at = np.triu_indices(K)
+    for g, (inner, chain) in enumerate(outermost_chains(site)):
+        logdet, products, _ = integrate_chain(site, request.covariance, S[inner], chain)
+        leverage = np.einsum("ij,kij->k", M, products[: K + 1, :p, :p])
+        squares = products[: K + 1, p, p] / request.scale
+        score[g, :K] = -(logdet[1 : K + 1] + leverage[1:] + squares[1:]) / 2.0
+        score[g, K] = -(rows[g] - leverage[0] - squares[0]) / 2.0
+        own = information[g]
+        own[at] = own[at[::-1]] = -logdet[K + 1 :] / 2.0
+        own[K, :K] = own[:K, K] = logdet[1 : K + 1] / 2.0
+        own[K, K] = rows[g] / 2.0
+    return score, information
+
+
+def variance_influences(site: MixedRows, request: VarianceRequest, center: Floats) -> tuple[Floats, Floats]:
+    """Return changes of the log standard deviations without each outermost group, (C, m), and leverages.
+
+    These are one step of Newton's method from the estimate of all groups, as in a jackknife: with a group's
+    score u and information G, and the inverse M of all, ``(M^-1 - G)^-1 u``. The standard deviations are
+    those of the effects in the units of the data, and of the residuals; without influences if one is zero.
+    """
+    score, information = variance_scores(site, request, center)
+    own_inverse(
+        site.data.name, information.sum(axis=0), np.eye(len(request.inverse)), request.inverse, EXCESS
+    )
+    root = np.linalg.cholesky(request.inverse)
+    moved, leverages = adjusted_scores(score, information, root, 1.0)
+    lines = []
+    matrices = unpack_covariances(request.covariance, site.request.sizes)
+    begin = first_parameters(site.request.sizes)
+    for level in sorted(site.levels, key=lambda level: level.term):
+        U, T = level.to_units(), matrices[level.term]
+        for u, variance in zip(U, np.diag(U @ T @ U.T), strict=True):
+            line = np.zeros(len(root))
+            for place, (a, b) in enumerate(lower_pairs(len(T)), begin[level.term]):
+                line[place] = u[a] * u[b] * (1.0 if a == b else 2.0) / (2.0 * variance)
+            line[-1] = 0.5
+            lines.append(line)
+    lines.append(np.eye(len(root))[-1] / 2.0)
+    return moved @ root.T @ np.array(lines).T, leverages
 
 
 def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:
@@ -955,13 +1049,20 @@ def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:
     "start sum_products sum_scores sum_groups",
     takes={
         **POINT,
+        **LEVERAGES,
         "center": CENTER,
-        "inverse": aggregate("inverse of the information of all sites", 2, common=True),
+        "variances": aggregate(
+            "inverse information of the variances of all sites' rows", 2, optional=True, common=True
+        ),
+        "restricted": control("whether the likelihood is the restricted one", 0),
     },
     releases={
+        **cluster_releases(WEIGHTED),
         "tests": summed("squared scores of groups, and their expectation", 2, behind=WEIGHTED),
-        "meat": summed("outer products of corrected scores of groups", 2, behind=WEIGHTED),
         "dispersion": summed("excess of squared residuals of counts, and its variance", behind=WEIGHTED),
+        "influences": summed(
+            "second and fourth powers of groups' influences on each standard deviation", 2, behind=WEIGHTED
+        ),
     },
 )
 def sum_groups(
@@ -972,31 +1073,43 @@ def sum_groups(
     basis: Floats,
     dispersion: Array,
     center: Floats,
-    inverse: Floats,
+    restricted: Array,
+    inverse: Floats | None = None,
+    power: Array | None = None,
+    variances: Floats | None = None,
 ) -> dict[str, Array]:
     """Sum products of the scores of the outermost groups, which are independent, at the estimate.
 
-    Releases ``tests`` (4, p) and ``meat`` (p, p), see :func:`group_tests`, and ``dispersion`` (2,), see
-    :func:`dispersion_test`. A session has one `inverse`: sums with many would tell groups apart.
+    Releases what :func:`fedstat.models.horizontal.clusters.sum_corrected` does, by `inverse` (p, p), the
+    inverse information of the coefficients of all sites' rows; ``tests`` (3, p), see :func:`group_tests`;
+    ``dispersion`` (2,), see :func:`dispersion_test`; and for normal responses, with `variances` (K + 1, K +
+    1), the inverse information of covariances and log residual variance: ``influences`` (2, m), see
+    :func:`variance_influences`. `dispersion` is then the residual variance. A session has one point: sums at
+    many would tell groups apart.
     """
     site, p = mixed_rows(state), mixed_rows(state).p
-    check_lengths(data.name, center=(center, p), inverse=(inverse.ravel(), p * p))
-    if inverse.shape != (p, p) or np.linalg.eigvalsh((inverse + inverse.T) / 2.0)[0] <= 0.0:
-        raise MessageError(f"{data.name}: 'inverse' must be positive definite")
-    given = np.concatenate([beta, factor, basis, center, inverse.ravel()]).tobytes()
+    check_lengths(data.name, center=(center, p))
+    if inverse is None or inverse.shape != (p, p) or np.linalg.eigvalsh(inverse + inverse.T)[0] <= 0.0:
+        raise MessageError(f"{data.name}: 'inverse' must be positive definite, of shape ({p}, {p})")
+    numbers = [beta, factor, basis, dispersion, center, restricted, inverse, variances]
+    given = np.concatenate([np.ravel(one).astype(float) for one in numbers if one is not None]).tobytes()
     if site.compared not in (b"", given):
         raise MessageError(f"{data.name}: groups were compared at another point of this session")
+    excess, influences = np.zeros(2), np.zeros((2, sum(site.request.sizes) + 1))
+    leverages = np.zeros(site.levels[-1].groups)
     if site.request.distribution.least_squares:
-        sizes = site.request.sizes
-        check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
-        check_lengths(data.name, basis=(basis, sum(q * q for q in sizes)))
-        L, ends = joint_basis(basis, sizes) @ joint_factor(factor, sizes)[0], np.append(0, np.cumsum(sizes))
-        covariance = pack([L[a:b, a:b] @ L[a:b, a:b].T for a, b in pairwise(ends)])
+        covariance = common_covariance(data.name, site, beta, factor, basis)
         state.report(groups_at(site, covariance), WorkingWeights(lambda: np.ones((1, site.n))))
         S = products_by_group(site, covariance, center)
         score = (S[:, :p, p] - S[:, :p, :p] @ (site.to_own @ beta)) @ site.to_own
-        found = group_tests(score, site.to_own.T @ S[:, :p, :p] @ site.to_own, inverse)
-        excess = np.zeros(2)
+        information = site.to_own.T @ S[:, :p, :p] @ site.to_own
+        if variances is not None:
+            K = len(covariance)
+            if variances.shape != (K + 1, K + 1) or np.linalg.eigvalsh(variances)[0] <= 0.0:
+                raise MessageError(f"{data.name}: 'variances' must be positive definite")
+            request = VarianceRequest(covariance, float(dispersion), variances, inverse * float(restricted))
+            changes, leverages = variance_influences(site, request, center + beta)
+            influences = np.array([(changes**2).sum(axis=0), (changes**4).sum(axis=0)])
     else:
         point = placed(data, state, beta, factor, basis, dispersion)
         at, rows = point.own(), site.by_group()
@@ -1006,9 +1119,27 @@ def sum_groups(
             WorkingWeights(lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)),
             FittedMeanSums(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
         )
-        found, excess = group_tests(*scores_by_group(point), inverse), dispersion_test(point, inverse)
+        score, information = scores_by_group(point)
+        excess = dispersion_test(point, inverse)
+    found = {"tests": group_tests(score, information, inverse), "dispersion": excess}
+    nothing = {"inside": np.array(False), "meat": np.zeros((p, p)), "concentration": np.zeros(p)}
+    nothing |= found | {"influences": np.zeros_like(influences)}
+    factors = (1.0 - np.minimum(leverages, AT_ONE)) ** -2.0
+    state.report(WorkingWeights(lambda: factors[None, :], instead=nothing))
+    whole = information.sum(axis=0)
+    corrected = LeverageRequest.of(data.name, whole, site.units, inverse, power, EXCESS)
+    found |= sum_corrected(state, corrected, score, lambda part: information[part], instead=nothing)
     site.compared = given
-    return found | {"dispersion": excess}
+    return found | {"influences": influences}
+
+
+def common_covariance(name: str, site: MixedRows, beta: Floats, factor: Floats, basis: Floats) -> Floats:
+    """Return the covariances of effects of the site's columns at a point of a normal response, checked."""
+    sizes = site.request.sizes
+    check_lengths(name, beta=(beta, site.p), factor=(factor, first_parameters(sizes)[-1]))
+    check_lengths(name, basis=(basis, sum(q * q for q in sizes)))
+    L, ends = joint_basis(basis, sizes) @ joint_factor(factor, sizes)[0], np.append(0, np.cumsum(sizes))
+    return pack([L[a:b, a:b] @ L[a:b, a:b].T for a, b in pairwise(ends)])
 
 
 @step(
@@ -1042,13 +1173,9 @@ def predict_site(
         raise MessageError(f"{data.name}: the model has no random effect of the site")
     if not site.request.distribution.least_squares:
         return {"effects": _site_mode(data, state, beta, factor, basis, dispersion)}
-    sizes, p = site.request.sizes, site.p
-    check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
-    check_lengths(data.name, basis=(basis, sum(q * q for q in sizes)), center=(center, p))
-    L = joint_basis(basis, sizes) @ joint_factor(factor, sizes)[0]
-    ends = np.append(0, np.cumsum(sizes))
-    T = [L[a:b, a:b] @ L[a:b, a:b].T for a, b in pairwise(ends)]
-    covariance = pack(T)
+    p, covariance = site.p, common_covariance(data.name, site, beta, factor, basis)
+    check_lengths(data.name, center=(center, p))
+    T = unpack_covariances(covariance, site.request.sizes)
     state.report(groups_at(site, covariance, False), WorkingWeights(lambda: np.ones((1, site.n))))
     found = []
     for level in sorted(whole, key=lambda level: level.term):

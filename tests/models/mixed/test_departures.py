@@ -1,5 +1,7 @@
 """Errors from products of groups' scores, and tests of what a mixed model assumes."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -143,6 +145,22 @@ def test_tests_of_generalized_models_have_degrees_of_freedom_of_the_groups():
     assert_allclose(fit.conf_int().loc["x"], [fit.params["x"] - half, fit.params["x"] + half])
 
 
+def test_a_coefficient_that_rests_on_one_group_has_no_robust_error_and_the_remedy_runs():
+    table = visits().assign(x=lambda t: (t["g"] == 3) * 1.0)
+    model = model_of("y ~ t + x + (1 | g)", table)
+    with pytest.raises(EstimationError, match="rests on one cluster") as error:
+        model.fit(cov_type="robust")
+    remedy = re.search(r"Use (cov_type='\w+')", str(error.value)).group(1)
+    fit = model.fit(**eval(f"dict({remedy})"))
+    assert np.isfinite(fit.bse).all() and np.isfinite(compare_errors(fit._record.fit)[1])
+    assert fit.conf_int_variances()["method"].tolist() == ["jackknife", "jackknife"]
+    few = model_of("y ~ t + x + (1 | g)", table.assign(x=table["g"].isin([3, 4, 5]) * 1.0)).fit(
+        cov_type="robust"
+    )
+    assert few.summary().as_text().startswith("*** FEW CLUSTERS: 'x' rests on 3.")
+    assert few.df["x"] < 3.0
+
+
 def test_p_values_are_combined_over_coefficients():
     assert smallest(np.array([np.nan, 0.02, 0.4])) == pytest.approx(0.04)
     assert smallest(np.array([np.nan])) == 1.0 and smallest(np.array([0.9, 0.8])) == 1.0
@@ -158,12 +176,13 @@ def test_sites_compare_groups_at_one_point_of_a_session():
     def protocol(second):
         newton = MixedNewton(session, model.formula.random, model.distribution)
         yield from newton.open()
-        for scale in (1.0, second):
-            yield from newton.compare_groups(np.array([0.0, 0.0, 1.0]), scale * np.eye(2))
+        arrays = newton.point(np.array([0.0, 0.0, 1.0])) | {"center": newton.center}
+        for scale in (1e-3, second):
+            yield from newton.compare_groups(arrays, scale * np.eye(2), np.eye(2))
 
-    model.engine.run(protocol(1.0), Ledger())
+    model.engine.run(protocol(1e-3), Ledger())
     with pytest.raises(fs.errors.FedstatError, match="compared at another point"):
-        model.engine.run(protocol(2.0), Ledger())
+        model.engine.run(protocol(2e-3), Ledger())
 
 
 def test_exposure_and_hints():
