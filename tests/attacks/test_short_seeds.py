@@ -5,8 +5,8 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import PartitionError
+from fedstat.federation.design.horizontal_steps import hash_labels
 from fedstat.federation.transport.site_folder import open_site, read_description
-from fedstat.models.glm.steps import hash_labels
 from fedstat.models.vfem.covariance.cross_products import seed_of_stage
 from fedstat.operator.command_line import main
 

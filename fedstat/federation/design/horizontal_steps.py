@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from fedstat import codec
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.syntax_tree import (
@@ -55,7 +56,7 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import aggregate, schema
+from fedstat.federation.message import aggregate, control, presence, schema
 from fedstat.federation.tables.columns import (
     TEXT_OF_NUMBERS,
     ColumnKind,
@@ -64,7 +65,7 @@ from fedstat.federation.tables.columns import (
     find_levels,
     reads_as_numbers,
 )
-from fedstat.federation.tables.table import keep_result
+from fedstat.federation.tables.table import LabeledTable, keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -673,6 +674,88 @@ def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
     mean, spread = opened.own
     # Squares about the site's own mean: sums of plain squares would cancel where the mean is large.
     return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+
+
+MOST_BUCKETS = 2**15
+
+
+def hash_labels(labels: Sequence[object], key: int) -> Ints:
+    """Return keyed 62-bit hashes of labels; integers and equal numbers with a zero fraction agree."""
+    # Only the sites have the key: without a key a coordinator could hash likely labels and compare.
+    secret = (key % 2**128).to_bytes(16, "little")
+    out = np.empty(len(labels), dtype=np.int64)
+    for i, label in enumerate(labels):
+        plain = int(label) if isinstance(label, float) and label.is_integer() else label
+        digest = hashlib.blake2b(repr(plain).encode(), key=secret, digest_size=8).digest()
+        # 62 bits fit an int64; zero is reserved for "no strata".
+        out[i] = (int.from_bytes(digest, "little") >> 2) + 1
+    return out
+
+
+def plain_labels(labels: pd.Index) -> list[object]:
+    """Return labels as values of Python."""
+    return [getattr(label, "item", lambda label=label: label)() for label in labels]
+
+
+def are_serial(labels: Sequence[Any]) -> bool:
+    """Return whether labels are numbers from zero or one on, such as a site gives to its own patients."""
+    numbers = pd.to_numeric(pd.Series(labels, dtype=object), errors="coerce")
+    return bool(numbers.min() in (0.0, 1.0) and numbers.max() <= SERIAL * len(numbers) + 1.0)
+
+
+SERIAL = 1.2
+"""Largest number among labels from one on, relative to how many these are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRequest:
+    """Columns whose labels are compared between sites, and the number of buckets of their hashes."""
+
+    columns: tuple[str, ...]
+    buckets: int
+
+
+@step(
+    FAMILY,
+    "sum_columns count_labels",
+    request=LabelRequest,
+    requests=schema("columns of groups, and the number of buckets"),
+    releases={
+        "labels": presence("labels of groups by bucket of their keyed hashes", maskable=True),
+        "compared": control("whether labels are compared", 0, maskable=True),
+        "serial": control("whether labels are numbers from one on", 0, maskable=True),
+    },
+)
+def count_labels(data: SiteData, state: State, request: LabelRequest) -> dict[str, Array]:
+    """Count the labels of groups by bucket: ``labels`` (buckets,).
+
+    Over all sites a bucket with two labels has one that two sites hold, or two by chance. The coordinator has
+    no key, and cannot tell which labels are in a bucket. Nothing is counted where few labels would be, or
+    sites have no secret in common.
+    """
+    opened, columns = rows_of(state), list(request.columns)
+    if not columns or not set(columns) <= set(opened.question.labels):
+        raise MessageError(f"{data.name}: the model did not open columns {columns} as labels")
+    if not 1 <= request.buckets <= MOST_BUCKETS:
+        raise MessageError(f"{data.name}: expected 1 to {MOST_BUCKETS:,} buckets")
+    counts = np.zeros(request.buckets)
+    if isinstance(data.table, LabeledTable) and data.table.name in columns:
+        # Groups inside a site that is part of their label have no equal at another site.
+        return {"labels": counts, "compared": np.array(True), "serial": np.array(False)}
+    frame = pd.concat([rows.frame[columns] for rows, _ in opened.chunks()]).drop_duplicates()
+    compared = data.shared_seed is not None and len(frame) >= data.policy.min_count
+    serial = False
+    if compared:
+        lines = list(zip(*(plain_labels(pd.Index(frame[name])) for name in columns), strict=True))
+        labels = [tuple(map(_whole, line)) for line in lines]
+        hashes = hash_labels([(*columns, *line) for line in labels], data.common_seed)
+        counts += np.bincount(hashes % request.buckets, minlength=request.buckets)
+        serial = len(columns) == 1 and are_serial([line[0] for line in labels])
+    return {"labels": counts, "compared": np.array(compared), "serial": np.array(serial)}
+
+
+def _whole(label: object) -> object:
+    return int(label) if isinstance(label, float) and label.is_integer() else label
 
 
 def rows_of(state: State) -> OpenRows:

@@ -22,7 +22,12 @@ from fedstat.inference.heterogeneity import SiteFit
 from fedstat.inference.recession import name_columns, receding
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import CategoryRequest, first_parameters
-from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
+from fedstat.models.horizontal.clusters import (
+    ClusterChoice,
+    Clustering,
+    LabelComparison,
+    SharedLabels,
+)
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
     LikelihoodNewton,
@@ -64,6 +69,7 @@ class CategoryFit:
     trace: Annotated[Floats, "E 3"]
     converged: bool
     local: Annotated[tuple[SiteFit, ...], "K"]
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def masked(self) -> bool:
@@ -139,7 +145,10 @@ class CategoryNewton(LikelihoodNewton):
         session, K = self.session, len(self.session.sites)
         # 1. Open the rows and count the categories; sites fit their own rows.
         requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        requests += session.request_all("fit_alone", {}) if local else []
+        groups = ((clusters.groups,),) if clusters is not None and cov_type == "cluster" else ()
+        compared = LabelComparison(session, groups)
+        shared, replies = compared.split((yield requests + compared.requests()))
         design, alone = session.opened(replies), replies[3 * K :]
         categories = session.agreement.question.categories
         counts = add(replies[2 * K : 3 * K], "response")
@@ -189,6 +198,7 @@ class CategoryNewton(LikelihoodNewton):
             trace=np.array(self.trace),
             converged=converged,
             local=(),
+            shared=shared,
         )
         return self.completed(fit, cov_type, clusters, ended, alone)
 

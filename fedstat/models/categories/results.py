@@ -36,7 +36,7 @@ from fedstat.models.categories.protocol import (
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import HeldRows, check_choice
-from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
+from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
 from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate
@@ -565,8 +565,8 @@ class CategoryResults(SiteFitsResults):
             clustering, est = fit.clustering.of(shown(fit, fit.params)[1]), self.estimate
             remedy = text_of({"groups": clustering.groups, "correction": "CR2"})
             yield from clustering.notes(est.names, est.terms, remedy)
-            if clustering.groups != self.basis.site_column:
-                yield from local_clusters(est, clustering.groups)
+        for shared in fit.shared:
+            yield from shared.note(len(self.estimate.blocks), "clusters", TOO_SMALL, TWICE)
         yield from self._left_out_note()
         yield from self._assumptions()
         yield from self._masking_note()

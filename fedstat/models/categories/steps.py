@@ -40,7 +40,7 @@ from fedstat.kernels.categories import (
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
-from fedstat.models.horizontal.rows import AT_THE_START, FLAT, SUMS, summed
+from fedstat.models.horizontal.rows import AT_THE_START, FLAT, NO_MEANS, SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "categories"
@@ -112,7 +112,7 @@ class SiteCategories:
 
     def facts_at(
         self, B: Floats, sums: CategorySums | None = None, instead: Mapping[str, Array] | None = None
-    ) -> tuple[WorkingWeights, FittedMeanSums]:
+    ) -> tuple[WorkingWeights | FittedMeanSums, ...]:
         """Declare the weights that rows have in sums at coefficients; without `sums` those of effects."""
         effects = sums is None
         point = (B.tobytes(), effects)
@@ -125,6 +125,7 @@ class SiteCategories:
             return sums.flat[0] < FLAT * sums.flat[1]
 
         return (
+            NO_MEANS,  # if weights allow another release only
             WorkingWeights(each, None if sums is None else sums.spread, instead, None if effects else flat),
             FittedMeanSums(self.opened, self.n, point, self.blocks),
         )

@@ -29,7 +29,12 @@ from fedstat.models.cox.common_baseline import (
     interval_checks,
 )
 from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
-from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
+from fedstat.models.horizontal.clusters import (
+    ClusterChoice,
+    Clustering,
+    LabelComparison,
+    SharedLabels,
+)
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.newton import (
     LikelihoodNewton,
@@ -80,6 +85,7 @@ class CoxFit:
     converged: bool
     local: Annotated[tuple[SiteFit, ...], "K"]
     common: CommonFit | None = None
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def masked(self) -> bool:
@@ -173,7 +179,9 @@ class CoxNewton(LikelihoodNewton):
             levels = yield from agree_strata(session, self.request.strata, site_column)
         # 1. Open the rows and sort them into risk sets; sites fit their own rows.
         requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        requests += session.request_all("fit_alone", {}) if local else []
+        compared = LabelComparison(session, (self.request.clusters,) if self.request.clusters else ())
+        shared, replies = compared.split((yield requests + compared.requests()))
         design, alone = covariates(session.opened(replies)), replies[3 * K :]
         weights, weighted_events, events = add(replies[2 * K : 3 * K], "response").tolist()
         if events < 1:
@@ -236,6 +244,7 @@ class CoxNewton(LikelihoodNewton):
             trace=np.array(self.trace),
             converged=converged,
             local=self.local_fits(design.n, total, np.diag(scale), alone, own_fit),
+            shared=shared,
         )
         if edges is None:
             return fit

@@ -37,7 +37,7 @@ from fedstat.models.cox.protocol import (
 )
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.clusters import describe_tests, local_clusters, text_of
+from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, held_rows
 from fedstat.models.horizontal.results import RowsBasis
@@ -606,7 +606,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         if clustering is not None:
             est = self.estimate
             yield from clustering.notes(est.names, est.terms, text_of({"correction": "CR2"}))
-            yield from local_clusters(est, clustering.groups)
+            for shared in fit.shared:
+                yield from shared.note(len(est.blocks), "clusters", TOO_SMALL, TWICE)
             yield Note(
                 "independent_rows",
                 "Likelihood ratio and score test suppose independent rows. The Wald test allows for clusters "

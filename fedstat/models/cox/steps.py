@@ -29,7 +29,7 @@ from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTabl
 from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
-from fedstat.models.horizontal.rows import AT_THE_START, SUMS, summed
+from fedstat.models.horizontal.rows import AT_THE_START, NO_MEANS, SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "cox"
@@ -130,7 +130,7 @@ class SiteRisks:
 
     def facts_at(
         self, own: Floats, instead: Mapping[str, Array] | None = None, transforms: tuple[str, ...] = ()
-    ) -> tuple[WorkingWeights, FittedMeanSums]:
+    ) -> tuple[WorkingWeights | FittedMeanSums, ...]:
         """Declare the weights that rows have in sums at coefficients of the site's own columns."""
 
         def each() -> Floats:
@@ -143,9 +143,8 @@ class SiteRisks:
             return np.column_stack(self.vectors(np.frombuffer(point[0]), point[1]))
 
         block = RowsAtRisk(vectors, np.column_stack([np.ones(len(X)), X]), slice(None))
-        return WorkingWeights(each, instead=instead), FittedMeanSums(
-            self.opened, self.n, point, lambda: iter([block])
-        )
+        means = FittedMeanSums(self.opened, self.n, point, lambda: iter([block]))
+        return NO_MEANS, WorkingWeights(each, instead=instead), means  # none if weights allow another release
 
     @property
     def key(self) -> str:
@@ -313,7 +312,7 @@ def sum_scores(data: SiteData, state: State, scale: Floats, beta: Floats) -> dic
     state.report(
         *risks.facts_at(own, {**nothing, "score": np.zeros(p), "information": np.zeros((p, p))})
         if beta.any()
-        else (WorkingWeights(lambda: np.zeros((0, 0)), np.zeros((0, 2))), risks.facts_at(own)[1])
+        else (WorkingWeights(lambda: np.zeros((0, 0)), np.zeros((0, 2))), risks.facts_at(own)[-1])
     )
     now = risks.at(own)
     if not np.isfinite(now.loglik):

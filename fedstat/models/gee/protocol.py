@@ -22,7 +22,12 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
 from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
-from fedstat.models.horizontal.clusters import ClusterChoice, Clustering
+from fedstat.models.horizontal.clusters import (
+    ClusterChoice,
+    Clustering,
+    LabelComparison,
+    SharedLabels,
+)
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -82,6 +87,7 @@ class GEEFit:
     masked: bool
     outside: Annotated[Floats, "3"] | None
     local: Annotated[tuple[SiteFit, ...], "K"]
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def design(self) -> RowsDesign:
@@ -133,12 +139,15 @@ class GEEScoring:
     alone: list[Reply] = field(default_factory=list)
     trace: list[tuple[float, float, float]] = field(default_factory=list)
     outside: Floats | None = None
+    shared: tuple[SharedLabels, ...] = ()
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, sort them into clusters, and fit every site's own."""
         session, K = self.session, len(self.session.sites)
         requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        alone = session.request_all("fit_alone", {}) if local else []
+        compared = LabelComparison(session, ((self.request.groups,),))
+        self.shared, replies = compared.split((yield requests + alone + compared.requests()))
         self.alone = replies[3 * K :]
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(session.opened(replies), own)
@@ -173,6 +182,7 @@ class GEEScoring:
             masked=self.session.masked,
             outside=self.outside,
             local=tuple(self.local_fits()),
+            shared=self.shared,
         )
 
     def point(self, gamma: Floats | None, rho: float) -> dict[str, Array]:

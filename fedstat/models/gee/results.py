@@ -23,7 +23,7 @@ from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
 from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
 from fedstat.models.glm.separation import check_rank
-from fedstat.models.horizontal.clusters import describe_tests, local_clusters
+from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, other_model
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults, rows_estimate
@@ -338,7 +338,9 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             f"Coefficients compare averages over all clusters of '{fit.request.groups}'. They are not "
             "within-cluster effects.",
         )
-        yield from local_clusters(self.estimate, fit.request.groups)
+        for shared in fit.shared:
+            remedy = f"{other_model(shared.groups, fit.distribution.least_squares)}; or {TWICE}"
+            yield from shared.note(len(self.estimate.blocks), "clusters", TOO_SMALL, remedy)
         yield from self._masking_note()
         yield from self._own_fits_note()
         yield from self._difference_note()

@@ -11,7 +11,14 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.design.horizontal_steps import (
+    OPEN_ROWS,
+    OpenRows,
+    hash_labels,
+    plain_labels,
+    rows_of,
+    translation,
+)
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ClusterRowCounts,
@@ -463,19 +470,6 @@ class RowClusters:
     columns: tuple[str, ...]
 
 
-def hash_labels(labels: pd.Index, key: int) -> Ints:
-    """Return keyed 62-bit hashes of labels; integers and equal numbers with a zero fraction agree."""
-    # Only the sites have the key: without a key a coordinator could hash likely labels and compare.
-    secret = (key % 2**128).to_bytes(16, "little")
-    out = np.empty(len(labels), dtype=np.int64)
-    for i, label in enumerate(labels):
-        plain = int(label) if isinstance(label, float) and label.is_integer() else label
-        digest = hashlib.blake2b(repr(plain).encode(), key=secret, digest_size=8).digest()
-        # 62 bits fit an int64; zero is reserved for "no strata".
-        out[i] = (int.from_bytes(digest, "little") >> 2) + 1
-    return out
-
-
 HASHES = presence("keyed hashes of the labels of clusters")
 STRATA = presence("keyed hashes of the labels of strata")
 CLUSTER_FACTS = (*SUMS, ClusterRowCounts, ClusterProducts)
@@ -519,8 +513,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
 def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
     """Return the label's number for every row, (n,), and the hashes of the labels, (G,)."""
     code, found = pd.factorize(labels)
-    plain = [getattr(label, "item", lambda label=label: label)() for label in found]
-    return code.astype(np.int64), hash_labels(pd.Index(plain, dtype=object), key)
+    return code.astype(np.int64), hash_labels(plain_labels(pd.Index(found)), key)
 
 
 @step(

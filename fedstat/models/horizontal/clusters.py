@@ -15,17 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+from scipy import stats
 
+from fedstat.codec import to_json
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.horizontal_steps import MOST_BUCKETS, LabelRequest
+from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import WorkingWeights
 from fedstat.federation.disclosure.state import State
-from fedstat.federation.message import ArrayDeclaration, Reply, aggregate, control
-from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.federation.message import ArrayDeclaration, Reply, Request, aggregate, control
+from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
 from fedstat.kernels.clusters import AT_ONE, Margins, corrected_sums
 from fedstat.models.horizontal.rows import summed
-from fedstat.models.horizontal.session import add
+from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
 POWERS = {"CR0": 0.0, "CR1": 0.0, "CR2": 0.5, "CR3": 1.0}
@@ -252,12 +256,122 @@ class Clustering:
         )
 
 
-def local_clusters(estimate: Estimate, groups: str) -> Iterator[Note]:
-    """State that clusters are counted by site, if there are several sites."""
-    if len(estimate.blocks) > 1:
-        yield Note(
-            "local_groups", f"Clusters by '{groups}' are local: equal labels at two sites are two clusters."
-        )
+MOST_BY_CHANCE = 1e-3
+"""Probability of as many buckets with two labels by chance, below which labels are at several sites."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLabels:
+    """Labels of groups, counted by keyed hash over all sites.
+
+    `total` labels of all sites are in `buckets`; `crowded` buckets have two labels or more. `compared` is
+    whether all sites have counted, and `serial` whether labels are numbers from one on at all of them.
+    """
+
+    groups: str
+    total: float
+    crowded: float
+    buckets: int
+    compared: bool
+    serial: bool
+
+    @property
+    def by_chance(self) -> float:
+        """Expected number of crowded buckets of different labels."""
+        rate = self.total / self.buckets
+        return float(self.buckets * stats.poisson.sf(1, rate))
+
+    @property
+    def found(self) -> int:
+        """Number of labels that are at several sites, about; zero if there may be none."""
+        chance = self.by_chance
+        if not self.compared or stats.poisson.sf(self.crowded - 1.0, chance) >= MOST_BY_CHANCE:
+            return 0
+        return max(round(self.crowded - chance), 1)
+
+    def note(self, sites: int, what: str, effect: str, remedy: str) -> Iterator[Note]:
+        """Say whether labels are at several of the `sites`.
+
+        `what` are groups or clusters, `effect` what equal ones at two sites do, and `remedy` what to do.
+        """
+        remedy = remedy[0].upper() + remedy[1:]
+        local = f"{what.capitalize()} by '{self.groups}' are local: equal labels at two sites are two {what}"
+        if sites < 2:
+            return
+        if not self.compared:
+            yield Note(
+                "local_groups",
+                f"{local}. Labels were not compared: a site has few of them, or no secret in common with the "
+                "others ('fedstat site seed').",
+            )
+        elif self.found and self.serial:
+            yield Note(
+                "local_groups",
+                f"{local}. They are numbers from one on at all sites, which were taken as those of different "
+                f"people; if equal numbers are one person, {effect} {remedy}",
+            )
+        elif self.found:
+            yield Note(
+                "shared_labels",
+                f"ONE PERSON AT TWO SITES: about {self.found:,} labels of '{self.groups}' are at several "
+                f"sites, and each is several {what}: {effect} {remedy} If they are different people, make "
+                "labels unique.",
+                "critical",
+            )
+        else:
+            yield Note("local_groups", f"{local}. Keyed hashes show none that is at several sites.")
+
+
+TOO_SMALL = "errors are too small."
+TWICE = "multiply them by 1.41, a bound for people at two sites each, or let one site hold all their rows."
+"""Bound of the root of a variance of sums a + b of two sites: (a + b)(a + b)' is at most 2 (aa' + bb')."""
+
+
+def other_model(groups: str, least_squares: bool) -> str:
+    """Name a fit that adds the scores of equal labels over sites."""
+    model = "FederatedOLS" if least_squares else "FederatedGLM"
+    return (
+        f"use {model}.from_formula(..., labels=['{groups}']).fit(cov_type='cluster', cov_kwds={{'groups': "
+        f"'{groups}'}}), which adds up the scores of equal labels, if each has min_count rows at a site"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelComparison:
+    """Requests that compare labels of groups between sites, to be sent after those that open the rows."""
+
+    session: RowsSession
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def buckets(self) -> int:
+        """About sixteen buckets for each row, so that few labels share one by chance."""
+        rows = sum(site.n for site in self.session.agreement.sites)
+        return int(min(2 ** np.ceil(np.log2(16.0 * max(rows, 64))), MOST_BUCKETS))
+
+    def requests(self) -> list[Request]:
+        """Return one request for each site and column of groups."""
+        texts = [to_json(LabelRequest(columns, self.buckets)) for columns in self.groups]
+        session = self.session
+        return [
+            Request(site, FAMILY, "count_labels", {}, session.session, text)
+            for text in texts
+            for site in session.sites
+        ]
+
+    def split(self, replies: Sequence[Reply]) -> tuple[tuple[SharedLabels, ...], list[Reply]]:
+        """Take the replies from the end of others, and return what they say, and the others."""
+        K = len(self.session.sites)
+        first = len(replies) - K * len(self.groups)
+        found = []
+        for k, columns in enumerate(self.groups):
+            own = replies[first + k * K : first + (k + 1) * K]
+            counts = add(own, "labels")
+            compared, serial = (int(add(own, name)) == K for name in ("compared", "serial"))
+            crowded = float((counts >= 2.0).sum())
+            name = ":".join(columns)
+            found.append(SharedLabels(name, float(counts.sum()), crowded, len(counts), compared, serial))
+        return tuple(found), list(replies[:first])
 
 
 def describe_tests(df_inference: float | None, by_coefficient: Floats | None) -> str:

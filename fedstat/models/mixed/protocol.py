@@ -22,7 +22,13 @@ from fedstat.inference.convergence import ConvergenceTest, rounding_error
 from fedstat.inference.recession import RecessionTest, name_columns, receding, separation_text
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
-from fedstat.models.horizontal.clusters import POWERS, Clustering, require_inside
+from fedstat.models.horizontal.clusters import (
+    POWERS,
+    Clustering,
+    LabelComparison,
+    SharedLabels,
+    require_inside,
+)
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.mixed.steps import (
@@ -355,6 +361,7 @@ class MixedFit:
     dispersion: Annotated[Floats, "2"] | None = None
     working: NormalSums | None = None
     by_group: GroupScoreSums | None = None
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def log_dispersion(self) -> Floats:
@@ -434,7 +441,9 @@ class MixedNewton:
     def open(self) -> FitProtocol[None]:
         """Open the rows, and group them."""
         session = self.session
-        design = session.opened((yield session.opening()))
+        compared = LabelComparison(session, tuple(dict.fromkeys(term.columns for term in self.terms)))
+        self.shared, replies = compared.split((yield session.opening() + compared.requests()))
+        design = session.opened(replies)
         self.design, self.effects = design.fixed, Effects.of(self.terms, design, session.agreement.spec)
         self.shift, self.scale = standardization(self.design.mean, self.design.spread, self.design.intercept)
         request = MixedRequest(
@@ -568,6 +577,7 @@ class MixedNewton:
             converged=converged,
             masked=self.session.masked,
             by_group=by_group,
+            shared=self.shared,
         )
 
     # -- other responses -------------------------------------------------------------------------
@@ -675,7 +685,7 @@ class MixedNewton:
         inverse = np.asarray(2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)]), dtype=np.float64)
         joint = back @ inverse @ back.T
         arrays = self.point(at) | {"center": self.center}
-        own = np.linalg.inv(hessian[:p, :p] / 2.0)
+        own = np.asarray(np.linalg.inv(hessian[:p, :p] / 2.0), dtype=np.float64)
         by_group = yield from self.compare_groups(arrays, own, inverse[:p, :p])
         distribution, dispersion = self.distribution, None
         if dispersed:
@@ -705,6 +715,7 @@ class MixedNewton:
             dispersion=dispersion,
             working=working,
             by_group=by_group,
+            shared=self.shared,
         )
 
     def compare_normal_groups(
@@ -719,7 +730,7 @@ class MixedNewton:
             information = np.zeros((K + 1, K + 1))
             information[:K, :K], information[K, K] = -hessian / 2.0, sums.n / 2.0
             information[:K, K] = information[K, :K] = slope / 2.0
-            moves = block_diag(self.effects.moves(), 1.0)
+            moves = block_diag(self.effects.moves(), np.eye(1))
             variances = moves @ np.linalg.inv(information) @ moves.T
             arrays["variances"] = (variances + variances.T) / 2.0
         return (yield from self.compare_groups(arrays, inverse, inverse))

@@ -22,6 +22,7 @@ from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import HeldRows, check_choice
+from fedstat.models.horizontal.clusters import other_model
 from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, predict_rows
@@ -56,7 +57,7 @@ CONSTANT = 1e-9
 FEW_GROUPS, MEASURED_GROUPS = 5, 8
 """Groups below which a variance is hardly known (Gelman and Hill 2007, 12.9), and coverage not measured."""
 USE_MODEL = "add random slopes, and use fit(cov_type='model')"
-FEW_FOR_JACKKNIFE, WELL_DETERMINED = 10, 0.4
+FEW_FOR_JACKKNIFE, WELL_DETERMINED = 10, 1.0
 """Groups below which intervals of variances are profiles, and the largest error of a logarithm for others."""
 ALARM = 0.01
 """P-value below which a departure from the model stands above the summary."""
@@ -392,7 +393,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             One minus the level of the intervals.
         method : {"jackknife", "profile"}, optional
             By default the jackknife for standard deviations of linear models that are well determined: with
-            at least 10 outermost groups, and an error of the logarithm of at most 0.4. Others have profile
+            at least 10 outermost groups, and an error of the logarithm of at most 1. Others have profile
             intervals, for which the sites evaluate some points. The jackknife reveals nothing after the fit.
 
         Returns
@@ -963,5 +964,11 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "Intervals of variances assume normal effects. With exponential ones, intervals of 95 % "
                 "covered 74 %.",
             )
-        yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
+        for shared in fit.shared:
+            yield from shared.note(
+                len(self.estimate.blocks),
+                "groups",
+                "errors and variances are wrong.",
+                f"{other_model(shared.groups, fit.sums is not None)}; or let one site hold all their rows.",
+            )
         yield from self._masking_note()

@@ -67,6 +67,8 @@ SLOPES, VALUES = b"slopes", b"values"
 """Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
 EXCESS = 1e-4
 """How much larger than one differences of scores may make the share of a site in all information."""
+LEAST_LEFT = 0.01
+"""Share of a variance that is left without a group, at least: one step may lead below zero."""
 ROUNDING = 1e-6
 """Deviation from one of the sum of indicators of all levels."""
 DIFFERENCE = 1e-4
@@ -995,7 +997,7 @@ def variance_influences(site: MixedRows, request: VarianceRequest, center: Float
     own_inverse(
         site.data.name, information.sum(axis=0), np.eye(len(request.inverse)), request.inverse, EXCESS
     )
-    root = np.linalg.cholesky(request.inverse)
+    root = np.asarray(np.linalg.cholesky(request.inverse), dtype=np.float64)
     moved, leverages = adjusted_scores(score, information, root, 1.0)
     lines = []
     matrices = unpack_covariances(request.covariance, site.request.sizes)
@@ -1009,7 +1011,8 @@ def variance_influences(site: MixedRows, request: VarianceRequest, center: Float
             line[-1] = 0.5
             lines.append(line)
     lines.append(np.eye(len(root))[-1] / 2.0)
-    return moved @ root.T @ np.array(lines).T, leverages
+    relative = 2.0 * moved @ root.T @ np.array(lines).T  # changes of variances, relative to these
+    return -np.log(np.maximum(1.0 - relative, LEAST_LEFT)) / 2.0, leverages
 
 
 def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:

@@ -11,6 +11,7 @@ from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import NotAvailableError
+from fedstat.models.mixed.steps import LEAST_LEFT
 
 OPEN = fs.Policy(min_count=2, min_events=0, min_level_count=1)
 
@@ -81,7 +82,7 @@ def dense(fit, table, terms, outermost, reml):
     lines = np.array([*np.concatenate(sds), True])
     changes = moved / (2.0 * np.append(phi[:-1], 1.0))
     changes[:, :-1] += 0.5 * moved[:, -1:]
-    return changes[:, lines]
+    return -np.log(np.maximum(1.0 - 2.0 * changes[:, lines], LEAST_LEFT)) / 2.0
 
 
 def columns_of(table, *names):

@@ -2,17 +2,22 @@
 
 Rows are a distribution of the random intercepts and a number of groups, such as ``exponential 20``. Groups
 have 4 to 16 rows, standard deviations are 0.8 and 1. Printed are coverage of the standard deviation of the
-intercepts, and the median ratio of its ends, by the profile, the jackknife and the default; and coverage of
-the residual one by the first two.
+intercepts by the profile, the jackknife and the default, that of the residuals by the jackknife, and the
+median ratio of the ends of the jackknife. The profile covers if the likelihood ratio at the truth is small.
 """
 
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 import fedstat as fs
+from fedstat.models.mixed.profile import Profiles, reopened
+from fedstat.models.mixed.results import FEW_FOR_JACKKNIFE, WELL_DETERMINED
+from fedstat.models.mixed.steps import FAMILY
 
 ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1)
 EFFECTS = {
@@ -21,21 +26,39 @@ EFFECTS = {
     "exponential": lambda rng, n: rng.exponential(size=n) - 1.0,
 }
 ROWS = [f"{kind} {groups}" for kind in EFFECTS for groups in (12, 20, 50)]
-METHODS = ("profile", "jackknife", None)
+QUANTILE = stats.chi2.isf(0.05, 1)
+
+
+def increase_at_truth(session, fit):
+    """Return by how much -2 log L is larger at the true standard deviation of the intercepts."""
+    profiles = Profiles.of((yield from reopened(session, fit)), fit, 0, 0)
+    place, length = profiles.place(0), 0.8 / profiles.unit(0, 0)
+    _, value, _ = yield from profiles.minimize(profiles.estimate, place, length)
+    return value - fit.deviance
 
 
 def run(rng, kind, groups):
-    """Return coverage and logarithm of the ratio of the ends by method, and coverage of the residual one."""
+    """Return coverage, and the logarithm of the ratio of the ends."""
     g = np.repeat(np.arange(groups), rng.integers(4, 17, groups))
     t = rng.normal(size=len(g))
     y = 0.5 * t + 0.8 * EFFECTS[kind](rng, groups)[g] + rng.normal(size=len(g))
     table = pd.DataFrame({"y": y, "t": t, "g": g, "all": "one"})
     partition = fs.ClientPartition.from_frame(table, by="all", policy=ALLOW)
     fit = fs.FederatedMixed.from_formula("y ~ t + (1 | g)", partition).fit(masked=False)
-    found = [fit.conf_int_variances(method=method) for method in METHODS]
-    low, high = np.array([[one["conf_low"], one["conf_high"]] for one in found]).swapaxes(0, 1)
-    inside = (low < [0.8, 1.0]) & (high > [0.8, 1.0])
-    return np.concatenate([inside[:, 0], np.log(high / np.maximum(low, 1e-3))[:, 0], inside[:2, 1]])
+    profile = fit._after_fit("profile", FAMILY, partial(increase_at_truth, fit=fit._record.fit)) < QUANTILE
+    found = fit.conf_int_variances(method="jackknife")
+    inside = (found["conf_low"] < [0.8, 1.0]) & (found["conf_high"] > [0.8, 1.0])
+    error = fit._record.fit.jackknife[0][0]
+    default = inside.iloc[0] if groups >= FEW_FOR_JACKKNIFE and error <= WELL_DETERMINED else profile
+    return np.array(
+        [
+            profile,
+            inside.iloc[0],
+            default,
+            inside.iloc[1],
+            np.log(found["conf_high"] / found["conf_low"]).iloc[0],
+        ]
+    )
 
 
 def main(runs=300, *rows):
@@ -49,11 +72,7 @@ def main(runs=300, *rows):
             except fs.errors.FedstatError:
                 failed += 1
         found = np.array(found)
-        figures = [
-            *found[:, :3].mean(axis=0),
-            *np.exp(np.median(found[:, 3:6], axis=0)),
-            *found[:, 6:].mean(axis=0),
-        ]
+        figures = [*found[:, :4].mean(axis=0), np.exp(np.median(found[:, 4]))]
         print(
             f"{name} | {len(found)} runs, {failed} failed | " + " ".join(f"{x:.3f}" for x in figures),
             flush=True,
