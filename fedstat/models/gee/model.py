@@ -125,7 +125,8 @@ class FederatedGEE(HorizontalModel):
         partition : ClientPartition
             In the horizontal layout.
         groups : str
-            Column that names the clusters. Rows of the same name at two sites are two clusters.
+            Column that names the clusters. Rows of the same name at two sites are two clusters;
+            the summary counts such names at its top.
         cov_struct : {"independence", "exchangeable", "ar1"}
             Working correlation within clusters. With "ar1" successive rows, in the order of `time`, are taken
             as equally spaced.

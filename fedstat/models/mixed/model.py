@@ -46,7 +46,8 @@ class MixedPlan(DryRunPlan):
 class FederatedMixed(HorizontalModel):
     """Mixed model over sites that hold different rows, with random effects of groups inside sites.
 
-    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites.
+    Groups are local: equal labels at two sites are two groups, which the summary counts at its top. So the
+    likelihood is a product over sites.
     Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's
     ``lmer``, ``glmer`` for binomial and Poisson responses, and glmmTMB for others. Make one with
     :meth:`from_formula`.
