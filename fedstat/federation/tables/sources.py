@@ -206,8 +206,10 @@ def rows_of_counts(where: str, frame: pd.DataFrame, counts: str) -> Ints:
 
 def one_row_per_entity(where: str, table: IntoTable, counts: str) -> pd.DataFrame:
     """Return a table with one row for each entity, without the column of their number."""
-    streamed = isinstance(table, ParquetTable | SqlTable | CurveTable)
-    frame = pd.concat(list(table.chunks(table.columns))) if streamed else to_pandas(where, table)
+    if isinstance(table, ParquetTable | SqlTable | CurveTable):
+        frame = pd.concat(list(table.chunks(table.columns)), ignore_index=True)
+    else:
+        frame = to_pandas(where, table).reset_index(drop=True)
     rows = rows_of_counts(where, frame, counts)
     return frame.drop(columns=[counts]).take(rows).reset_index(drop=True)
 
