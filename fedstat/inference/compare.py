@@ -20,6 +20,8 @@ BOTTOM = (
     JUDGED,
     "R-squared",
     "Log-Likelihood",
+    "AIC",
+    "BIC",
     "AUC",
     "Accuracy",
     "F1",
@@ -139,7 +141,7 @@ def compare(
     >>> small = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
     >>> large = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
     >>> fs.compare({"age": small, "age and sex": large}).to_frame().shape
-    (7, 2)
+    (9, 2)
     """
     if not isinstance(results, Mapping):
         raise ModelError(
@@ -223,6 +225,9 @@ def _bottom(result: object) -> tuple[str, ...]:
     ledger = getattr(result, "ledger", None)
     # A missing value of a fit is an AttributeError, which leaves a blank.
     nobs, rsquared, llf, auc = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf", "auc"))
+    aic = getattr(result, "aic", None)
+    # The BIC of statsmodels' GLM is of the deviance; the name of that of the likelihood is another.
+    bic = getattr(result, "bic_llf" if hasattr(type(result), "bic_llf") else "bic", None)
     # Predictions without coefficients.
     figures = getattr(result, "figures", {})
     auc, rsquared = figures.get("auc", auc), figures.get("rsquared", rsquared)
@@ -231,7 +236,7 @@ def _bottom(result: object) -> tuple[str, ...]:
         "" if nobs is None else f"{int(nobs):,}",
         f"{figures['n']:,.0f}" if "n" in figures else "",
         "" if rsquared is None else number(rsquared),
-        "" if llf is None else number(llf, 2),
+        *("" if figure is None else number(figure, 2) for figure in (llf, aic, bic)),
         "" if auc is None else number(auc),
         *("" if figure is None else number(figure) for figure in further),
         "" if ledger is None else f"{ledger.rounds:,}",
@@ -267,6 +272,12 @@ def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str,
     notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
     if any(column.cells for column in columns.values()):
         notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
+    rows, criterion = BOTTOM.index("No. Observations"), BOTTOM.index("AIC")
+    if len({one.bottom[rows] for one in columns.values() if one.bottom[criterion]}) > 1:
+        notes.append(
+            "The fits have different rows, so that log-likelihoods, AIC and BIC cannot be compared; "
+            "complete=[...] fits all models to the rows that have all columns."
+        )
     notes += dict.fromkeys(column.judged for column in columns.values() if column.judged)
     lacking: dict[str, list[str]] = {}
     for heading, column in columns.items():

@@ -2,8 +2,13 @@
 
 import xml.etree.ElementTree as ET
 
+import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
 
+import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.compare import compare
 
@@ -58,7 +63,7 @@ def test_columns_and_their_figures_stand_in_the_order_given(result, bare, refere
         assert tuple(table.to_frame().columns) == order
         heads = next(line for line in str(table).splitlines() if "VFEM" in line).split()
         assert tuple(heads[-3:]) == order
-        assert table.to_frame().loc[("", "Log-Likelihood")].nunique() == 1
+        assert len(set(table.to_frame().loc[("", "Log-Likelihood")])) == 1
 
 
 @pytest.mark.parametrize("heading", ["site", "name", 1])
@@ -80,7 +85,7 @@ def test_auc_is_a_row_where_a_fit_has_one(make):
     frame = compare({"plain": plain, "evaluated": evaluated, "none": none, "refusing": refusing}).to_frame()
     assert frame.loc[("", "AUC")].tolist() == ["", "0.9123", "", ""]
     names = frame.index.get_level_values("name").tolist()
-    assert names.index("Log-Likelihood") + 1 == names.index("AUC") == names.index("Rounds") - 1
+    assert names.index("BIC") + 1 == names.index("AUC") == names.index("Rounds") - 1
 
 
 def refuse(self):
@@ -116,3 +121,47 @@ def test_nothing_and_no_level_are_refused(result):
         compare({"VFEM": result, "tidy": result.tidy()})
     with pytest.raises(ModelError, match="between 0 and 1, received \\(5,\\)"):
         compare({"VFEM": result}, stars=(5,))
+
+
+CRITERIA = {
+    "FederatedOLS": ("y ~ x", smf.ols, {}),
+    "GLORE": ("e ~ x", smf.logit, {}),
+    "FederatedGLM": ("k ~ x", smf.poisson, {"family": sm.families.Poisson()}),
+    "FederatedMultinomial": ("k ~ x", smf.mnlogit, {}),
+    "FederatedOrdinal": ("k ~ x", None, {}),
+    "FederatedCox": ("Surv(t, e) ~ x", None, {}),
+}
+
+
+@pytest.mark.parametrize("family", CRITERIA)
+def test_information_criteria_are_below_the_likelihood_and_need_the_same_rows(family):
+    rng, (formula, pooled, settings) = np.random.default_rng(8), CRITERIA[family]
+    frame = pd.DataFrame({"site": np.resize(list("abc"), 240), "x": rng.normal(size=240)})
+    frame["y"], frame["e"] = rng.normal(size=240), rng.integers(0, 2, 240)
+    frame["k"], frame["t"] = rng.integers(0, 3, 240), rng.integers(1, 20, 240)
+    partition = fs.ClientPartition.from_frame(frame, by="site")
+    fit = getattr(fs, family).from_formula(formula, partition, **settings).fit()
+    parameters, n = len(fit.params), fit.events if family == "FederatedCox" else 240
+    aic = 2.0 * parameters - 2.0 * fit.llf
+    right = [f"{aic:.2f}", f"{aic + (np.log(n) - 2.0) * parameters:.2f}"]
+    if pooled is not None:
+        found = pooled(formula, frame).fit(**({} if family == "FederatedOLS" else {"disp": 0}))
+        right = [f"{found.aic:.2f}", f"{found.bic:.2f}"]
+    shown = fs.compare({"fit": fit}).bottom.droplevel("site")["fit"]
+    assert shown[["AIC", "BIC"]].str.replace(",", "").tolist() == right
+    fewer = fs.ClientPartition.from_frame(frame.assign(x=frame["x"].where(frame.index % 5 > 0)), by="site")
+    with pytest.warns(fs.errors.DataWarning):
+        other = getattr(fs, family).from_formula(formula, fewer, **settings).fit()
+    assert "fits have different rows" in " ".join(fs.compare({"a": fit, "b": other}).as_text().split())
+    assert "fits have different rows" not in fs.compare({"a": fit, "b": fit}).as_text()
+
+
+def test_the_criterion_of_a_pooled_glm_is_that_of_the_likelihood():
+    rng = np.random.default_rng(9)
+    frame = pd.DataFrame({"site": np.resize(list("abc"), 90), "x": rng.normal(size=90)})
+    frame["e"] = rng.integers(0, 2, 90)
+    ours = fs.GLORE.from_formula("e ~ x", fs.ClientPartition.from_frame(frame, by="site")).fit()
+    pooled = smf.glm("e ~ x", frame, family=sm.families.Binomial()).fit()
+    shown = fs.compare({"ours": ours, "pooled": pooled}).bottom.droplevel("site")
+    for name in ("Log-Likelihood", "AIC", "BIC"):
+        assert shown.loc[name, "ours"] == shown.loc[name, "pooled"] != ""
