@@ -307,6 +307,13 @@ def test_what_is_no_mapping_no_list_and_no_column():
         fs.FederatedGEE.from_formula("y ~ z", SITES, groups=ROWS["person"])
     with pytest.raises(ModelError, match="there is no column 'zz' at any site"):
         fs.quantiles(SITES, "zz")
+    for call in (lambda: fs.table_one(SITES, ["z"], by="armm"), lambda: fs.crosstab(SITES, "armm", "m")):
+        with pytest.raises(
+            ModelError, match=r"columns: there is no column 'armm' at any site\. Did you mean 'arm'"
+        ):
+            call()
+    with pytest.raises(FormulaError, match=r"'brr' is not a curve .* curves=\{'brr': fs\.Curve\(\.\.\.\)\}"):
+        fs.FedFunctionBoost.from_formula("y ~ bsignal(brr)", SITES)
     with pytest.raises(ModelError, match=r"'lam' is an argument of VerticalGLM.fit"):
         columns = fs.ClientPartition.from_frame(ROWS, columns={"A": ["y"], "B": ["z"]})
         fs.VerticalGLM.from_formula("y ~ z", columns, alpha=1.0)

@@ -67,6 +67,7 @@ class TableModel(HorizontalModel):
     """One column of a table: a number or a category, by groups."""
 
     model_name: ClassVar[str] = "Table"
+    _columns_from = "columns"
     _plan = TablePlan
     _goes_on = True
 
@@ -470,6 +471,7 @@ class CorrelationModel(HorizontalModel):
     """Correlations of numbers."""
 
     model_name: ClassVar[str] = "Correlations"
+    _columns_from = "columns"
     _plan = DryRunPlan
     _goes_on = True
 

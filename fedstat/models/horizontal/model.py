@@ -6,6 +6,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -198,6 +199,8 @@ class HorizontalModel(Explainable):
     """Whether the response is ``C(...)``, which other models do not take."""
     _ordered: ClassVar[bool] = False
     """Whether these categories need an order."""
+    _columns_from: ClassVar[str] = "formula"
+    """The argument that names the columns of the model, in errors."""
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
 
@@ -475,7 +478,7 @@ class HorizontalModel(Explainable):
         effects = [name for one in formula.random for name in one.effect_columns]
         columns_read = tuple(dict.fromkeys((*terms.columns, *effects)))
         for name in (*formula.response_columns, *columns_read, *formula.offset_columns):
-            self._check_held("formula", name)
+            self._check_held(self._columns_from, name)
         named = [(self._label_roles.get(name, "labels"), name) for name in labels]
         for role, name in [*self._roles.items(), *named]:
             self._check_held(role, name)
@@ -509,9 +512,10 @@ class HorizontalModel(Explainable):
         lacking = [site for site, held in self.partition.columns.items() if name not in held]
         if len(lacking) == len(self.partition.columns):
             declared = " If it counts entities (counts), every entity is a row: leave it out."
-            more = declared if role == "freq_weights" else ""
+            close = get_close_matches(name, self.partition.pooled_columns, n=1, cutoff=0.6)
+            more = f" Did you mean {close[0]!r}?" if close else declared if role == "freq_weights" else ""
             raise ModelError(f"{role}: there is no column {name!r} at any site.{more}")
-        error = FormulaError if role == "formula" else ModelError
+        error = FormulaError if role == self._columns_from else ModelError
         raise error(
             f"{role}: column {name!r} is not at {', '.join(map(repr, lacking))}. Add it there, leave these "
             "sites out, or do without the column"

@@ -97,6 +97,19 @@ def test_ordinal_estimates_are_those_of_clm(link, masked):
     assert_allclose(fit.llf, expected["loglik"], rtol=1e-10)
 
 
+def test_thresholds_stay_thresholds_in_files_pools_and_pictures(ordinal, tmp_path):
+    ordinal.save(tmp_path / "fit.fed")
+    again, slopes = fs.load(tmp_path / "fit.fed"), ordinal.params.index[:4].tolist()
+    assert again.tidy(exponentiate=True)["term"].tolist() == slopes == again.odds_ratios().index.tolist()
+    assert_allclose(again.params, ordinal.params)
+    assert_allclose(
+        fs.pool([ordinal, again]).params[ordinal.thresholds.index], ordinal.thresholds["estimate"]
+    )
+    assert len(ordinal.plot_coefficients(exponentiate=True).get_yticklabels()) == len(slopes)
+    own = ordinal.site_estimates.dropna()
+    assert (own[ordinal.thresholds.index].diff(axis=1).iloc[:, 1:] > 0.0).all(axis=None)
+
+
 def test_ordinal_parameters_are_those_of_ordered_model(ordinal):
     grade = pd.Series(pd.Categorical(GRADES["grade"], LEVELS, ordered=True))
     pooled = OrderedModel(grade, X.iloc[:, 1:], distr="logit")

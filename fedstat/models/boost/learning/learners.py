@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fedstat.codec import Minimum
@@ -269,7 +270,13 @@ def _learner(text: str, curves: Sequence[str]) -> Learner:
     name, of, options = _call(text) if head in OPTIONS or LEARNER.fullmatch(head) else bare
     if name in OF_CURVES:
         if of.strip("`") not in curves:
-            raise FormulaError(f"formula: {name}() needs a curve, but '{of}' is not a curve at all sites")
+            close = get_close_matches(of, curves, n=1)
+            remedy = f"did you mean '{close[0]}'?" if close else f"the curves are {', '.join(curves)}"
+            if not curves:
+                remedy = f"declare the columns of one in curves={{'{of}': fs.Curve(...)}} of the partition"
+            raise FormulaError(
+                f"formula: {name}() needs a curve, but '{of}' is not a curve at all sites; {remedy}"
+            )
         of = of.strip("`")
     else:
         of = _one_term(of, text, curves)
