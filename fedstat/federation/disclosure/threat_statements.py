@@ -97,6 +97,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "in one of 100 million key agreements.",
         "If it colludes with the coordinator: sums of products of its own columns with a column of another "
         "site. Each of its own columns gives one equation for that column.",
+        "If it colludes with the coordinator: whether a label of groups or clusters that it knows occurs at "
+        "other sites.",
         "In a fit with method='weighted', if it colludes with a second site: the weights of the entities "
         "that both have, and from these the approximate response of each entity.",
     ),
@@ -121,6 +123,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Sites do not examine sums of mixed models that are masked among the same three or more sites. "
         "Chosen variances and dispersions reveal, over all sites, sums of groups of a rare size, and how "
         "many rows have each count.",
+        "Sites do not detect chosen inverses of the information, by which scores of groups and clusters are "
+        "corrected. Over several sessions they reveal, from sums over all sites, the squared score of one "
+        "group whose columns are far from those of all others.",
         "A site that deals wrong random numbers can switch off the check of rows behind a product between "
         "two other sites. It learns no value itself.",
     ),
