@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import brentq
 
 import fedstat as fs
 from fedstat.codec import to_json
-from fedstat.errors import MessageError, PolicyError
+from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.models.cox.interval_steps import IntervalRequest
 
@@ -144,3 +145,47 @@ def test_hazards_of_one_interval_single_out_no_few_rows():
     # The difference is a sum over the rows that leave in an interval, and these are enough.
     assert ((own["months"] > fit.grid[-3]) & (own["months"] <= fit.grid[-2])).sum() >= 12
     assert found[1][0, 0] > found[0][0, 0]
+
+
+def checks(fit, hazard, g=None, inverse=0.0, center=0.0):
+    """Return a request for the tests of intervals, at hazards of the coordinator's choice."""
+    J = len(fit.grid)
+    arrays = {"beta": np.array([0.1]), "at_risk": hazard, "tied": np.zeros(J), "center": np.full(1, center)}
+    return arrays | {"g": np.ones(J) if g is None else g, "inverse": np.full((1, 1), inverse)}
+
+
+def test_tests_of_intervals_reveal_sums_of_a_site_and_no_row():
+    """Chosen hazards, inverses and centers, in one session or several: events, and sums over rows at risk."""
+    model = model_of()
+    fit = model.fit(**GRID, check_assumptions=False)
+    hazard = np.zeros(len(fit.grid))
+    hazard[-1] = 0.01
+    requests = ((1.0, 0.0, 0.0), (2.0, 0.0, 0.0), (1.0, 1.0, 0.0), (1.0, 1.0, 1.0))
+    (first, _), (second, _), (_, at_zero), (_, at_one) = (
+        send(model, "check_intervals", checks(fit, scale * hazard, None, inverse, center))["baseline"]
+        for scale, inverse, center in requests
+    )
+    site = TABLE[TABLE["site"] == "A"]
+    events = float(((site["died"] == 1) & (site["months"] <= fit.grid[-1])).sum())
+    # (O - E)^2 / E at E and at 2 E: both are sums over the rows of the site.
+    E = brentq(lambda E: (events - E) ** 2 / E - first, 1e-6, events)
+    assert second == pytest.approx((events - 2.0 * E) ** 2 / (2.0 * E), rel=1e-9)
+    behind = site[site["months"] > fit.grid[-2]]
+    weight = 0.01 * np.exp(0.1 * behind["x"])
+    assert len(behind) >= 12 and weight.sum() == pytest.approx(E, rel=0.05)
+    # 1 - (m - E c)^2 / E: m is the sum of the column over the rows at risk, weighted by expected events.
+    m = (at_one - at_zero + E) / 2.0
+    assert m**2 == pytest.approx(E * (1.0 - at_zero), rel=1e-6)
+
+
+def test_tests_of_intervals_single_out_no_few_rows_and_are_masked():
+    model = model_of()
+    fit = model.fit(**GRID, check_assumptions=False)
+    hazard = np.full(len(fit.grid), 0.01)
+    for changed in ({"beta": np.array([40.0])}, {"at_risk": -hazard}, {"tied": 2.0 * hazard}):
+        with pytest.raises(FedstatError):
+            send(model, "check_intervals", checks(fit, hazard) | changed)
+    strict = model_of(policy="strict")
+    fit = strict.fit(**GRID, check_assumptions=False)
+    with pytest.raises(PolicyError, match="mask"):
+        send(strict, "check_intervals", checks(fit, np.full(len(fit.grid), 0.01)))
