@@ -227,6 +227,10 @@ class CategoryRows:
             second += np.einsum("mcab,mp->cabp", E, rows.X, optimize=True)
         return first, second
 
+    def jet(self, B: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the rows' probabilities (m, J), with the derivatives of :meth:`probability_terms`."""
+        return (probabilities(self.predictors(B), self.link), *self.probability_terms(B))
+
     def probability_terms(self, B: Floats) -> tuple[Floats, Floats]:
         """Return derivatives of the rows' probabilities, (m, J, J - 1) and (m, J, J - 1, J - 1)."""
         eta = self.predictors(B)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from fedstat.errors import NotAvailableError
+from fedstat.federation.design.derivatives import Direction
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.summary import STATEMENTS, Note, Report
 from fedstat.inference.tables import Sheet, SheetSummary, number
-from fedstat.kernels.glm.effects import ChangeSums, EffectSums
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.effects import ChangeSums, EffectSums, mean_derivatives
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
@@ -69,6 +72,69 @@ def effects_of(beta: Floats, at: EffectSums, changes: Mapping[int, ChangeSums]) 
         effects[j], jacobian[j] = change.level, change.slope[1:]
         jacobian[j, j] = change.high  # the column is one afterwards, and zero before
     return effects, jacobian
+
+
+MeanJet: TypeAlias = tuple[Floats, Floats, Floats]
+"""Means (m, J) of rows, with first (m, J, K) and second (m, J, K, K) derivatives by the K predictors."""
+
+
+def mean_jet(eta: Floats, distribution: DistributionSpec, log: bool = False) -> MeanJet:
+    """Return means at linear predictors (m,), or their logarithms, as of one outcome and one predictor."""
+    mean, first, second = mean_derivatives(eta, distribution, log)
+    return mean[:, None], first[:, None, None], second[:, None, None, None]
+
+
+def change_at(
+    one: Direction, row: Floats, place: Floats, B: Floats, jet: Callable[[Floats], MeanJet]
+) -> tuple[Floats, Floats]:
+    """Return the effects (J,) of a variable at a row (p,) of the design, and their slopes (J, K, p).
+
+    `place` (p + 1, p + 1) puts fixed values into rows with a constant, and B (K, p) are the coefficients.
+    """
+    with np.errstate(all="ignore"):
+        if one.ends is not None:
+            low, high = ((place @ np.append(1.0, end))[1:] for end in one.rows(row))
+            mean, first, _ = jet(np.array([low, high]))
+            return mean[1] - mean[0], first[1][..., None] * high - first[0][..., None] * low
+        x, d = (place @ np.append(1.0, row))[1:], one.derivative(row)
+        _, first, second = jet(x[None, :])
+        along = B @ d
+        return first[0] @ along, first[0][..., None] * d + (second[0] @ along)[..., None] * x
+
+
+def plain_places(directions: Sequence[Direction]) -> list[tuple[int, str]]:
+    """Return position and name of the variables that are one column of the design."""
+    return [(one.plain, one.name) for one in directions if one.plain is not None and not one.problem]
+
+
+def at_one_row(directions: Sequence[Direction], at: str) -> list[Direction]:
+    """Mark variables whose change does not follow from a row of the design."""
+    why = f"at={at!r} is a row of the design, from which its derivative does not follow; use at='overall'"
+    return [one if one.at_a_row or one.problem else replace(one, problem=why) for one in directions]
+
+
+def shown_effects(found: Mapping[str, Any], directions: Sequence[Direction]) -> list[str]:
+    """Return the names of effects in the order of the formula; a NotAvailableError if there are none."""
+    shown = [one.name for one in directions if one.name in found] if directions else list(found)
+    if not shown:
+        raise NotAvailableError(
+            f"get_margeff: no variable has an effect here.{directions_note(directions)} columns=True gives "
+            "the effects of single columns"
+        )
+    return shown
+
+
+def directions_note(directions: Sequence[Direction]) -> str:
+    """Say which variables change several columns, and which have no effect; empty if neither."""
+    text, shown = "", [one for one in directions if not one.problem]
+    if levels := [one.name for one in shown if one.levels is not None]:
+        text += f" Differences between levels: {', '.join(levels)}."
+    if several := [one.name for one in shown if one.plain is None and one.levels is None]:
+        text += f" Through all terms: {', '.join(several)}."
+    for problem in dict.fromkeys(one.problem for one in directions if one.problem):
+        names = ", ".join(one.name for one in directions if one.problem == problem)
+        text += f" {names}: not shown, since {problem}."
+    return text
 
 
 class MarginalEffects(Report):

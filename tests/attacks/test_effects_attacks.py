@@ -8,8 +8,10 @@ import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
-from fedstat.errors import PolicyError
+from fedstat.codec import to_json
+from fedstat.errors import MessageError, PolicyError
 from fedstat.models.horizontal.session import add
+from fedstat.models.horizontal.variable_changes import Change, ChangesRequest
 from fedstat.models.run import FitAttempt
 
 N = 600
@@ -17,6 +19,7 @@ PUBLISHED = {
     "z": {"kind": "number", "range": [20, 80]},
     "x": {"kind": "number", "range": [-10, 10]},
     "y": {"kind": "number", "range": [0, 1]},
+    "g": {"kind": "category", "levels": ["a", "b"]},
 }
 
 
@@ -24,7 +27,8 @@ def table():
     random = np.random.default_rng(3)
     z, x = random.uniform(20, 80, N), random.normal(size=N)
     y = (random.random(N) < 1.0 / (1.0 + np.exp((50.0 - z) / 10.0))).astype(float)
-    return pd.DataFrame({"z": z, "x": x, "y": y, "site": np.tile(["A", "B", "C"], N // 3)})
+    levels = random.choice(["a", "b"], N)
+    return pd.DataFrame({"z": z, "x": x, "y": y, "g": levels, "site": np.tile(["A", "B", "C"], N // 3)})
 
 
 FRAME = table()
@@ -32,13 +36,18 @@ LOOSE = fs.Policy(min_count=1, max_share=1.0)
 """A policy that allows sums over single rows; the usual open policy already refuses them."""
 
 
-def reported(policy, points, log=False, together=True):
-    """Sums of the mean at points, in one request for all points or in one request for each."""
+def fitted(policy, formula):
+    """Return a model over three sites, and a session of it."""
     strict = fs.Policy.strict() if policy == "strict" else LOOSE
     published = dict.fromkeys("ABC", PUBLISHED) if strict.masked_only else None
     partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=strict, published=published)
-    model = fs.FederatedGLM.from_formula("y ~ z + x", partition, family=sm.families.Binomial())
-    session = model._open_session("glm", masked=strict.masked_only)
+    model = fs.FederatedGLM.from_formula(formula, partition, family=sm.families.Binomial())
+    return model, model._open_session("glm", masked=strict.masked_only)
+
+
+def reported(policy, points, log=False, together=True):
+    """Sums of the mean at points, in one request for all points or in one request for each."""
+    model, session = fitted(policy, "y ~ z + x")
     fixed = {"shift": np.zeros(3), "scale": np.ones(3), "log": np.array(log), "products": np.array(False)}
     fixed |= {"beta": np.zeros(3), "constant": np.array(0.0)}
     ends = [[0.0, 1e9] if log else [-1e9, 0.0]] * len(points)
@@ -80,3 +89,54 @@ def test_logarithms_of_means_sum_values_beyond_a_cut():
     np.testing.assert_allclose(cut - level / 1e3, z[0], atol=1e-3)
     with pytest.raises(PolicyError):
         reported("strict", point, log=True)
+
+
+def changed(policy, points, *changes, formula="y ~ z + g"):
+    """Sums of the effects of changes of variables at points, in one session for each."""
+    model, session = fitted(policy, formula)
+    p = len(points[0])
+    fixed = {"shift": np.zeros(p), "scale": np.ones(p)}
+    fixed |= {"log": np.array(False), "constant": np.array(0.0)}
+    text = to_json(ChangesRequest(changes))
+
+    def protocol():
+        found = []
+        for point in points:
+            yield session.opening() + session.request_all("start", {}, model.distribution.to_json())
+            replies = yield session.request_all("sum_changes", fixed | {"beta": np.array(point)}, text)
+            found += add(replies, "effects").tolist()
+        return np.array(found)[:, 0]
+
+    return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
+
+
+@pytest.mark.parametrize("steep", [1e6, 50.0])
+def test_changes_of_a_level_count_no_rows_between_two_cuts(steep):
+    """At one level all means are zero, and at the other one they are one beyond a cut."""
+    points = [(low - 200 * steep, z, 200 * steep) for low, z, _ in cuts(steep)]
+    change = Change("g", "a", "b")
+    below, above = changed("loose", [(low - 2e8, z, 2e8) for low, z, _ in cuts(1e6)], change)
+    assert round(below - above) == 1  # the row between the two
+    with pytest.raises(PolicyError):
+        changed("strict", points, change)
+
+
+def test_derivatives_that_few_rows_have_are_not_summed():
+    """The derivative of a steep function is that of the row with the largest value."""
+    text = "y ~ z + I(1 / (z - 20))"
+    point = [(0.0, 0.0, 1.0)]
+    assert np.isfinite(changed("loose", point, Change("z"), formula=text)).all()
+    with pytest.raises(PolicyError):
+        changed("strict", point, Change("z"), formula=text)
+
+
+def test_variables_change_between_their_levels_only():
+    for change in (
+        Change("z", 30.0, 31.0),
+        Change("z", 0.0, 1.0),
+        Change("g"),
+        Change("g", "a", "c"),
+        Change("x"),
+    ):
+        with pytest.raises(MessageError, match=r"column 'z|column 'g|column 'x"):
+            changed("loose", [(0.0, 0.0, 0.0)], change)

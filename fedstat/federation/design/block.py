@@ -329,18 +329,18 @@ def apply_block(
 
 
 def code_rows(
-    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, site: str
+    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, site: str, by: str = ""
 ) -> CodedColumns:
-    """Code n rows that are all there; errors are those of :func:`apply_block`.
+    """Code n rows that are all there, or their derivatives `by` a column of numbers.
 
-    A missing number is replaced by the mean of the specification where it has one; its names are not looked
-    at.
+    Errors are those of :func:`apply_block`. A missing number is replaced by the mean of the specification
+    where it has one; its names are not looked at.
     """
     _require_kinds(series, spec, site)
     require_categories({name: series[name] for name in spec.levels}, site)
     columns = _prepare(series, spec.kinds, spec.levels, spec.means, site)
     state: TransformStates = restore_state(spec.state)
-    coded = code_design(terms, columns, state, intercept=spec.intercept, n=n, site=site)
+    coded = code_design(terms, columns, state, intercept=spec.intercept, n=n, site=site, by=by)
     return without_columns(coded, terms, spec.dropped, site) if spec.dropped else coded
 
 

@@ -78,6 +78,20 @@ _ELEMENTWISE: Mapping[str, Callable[[Any], Any]] = {
     "np.exp": np.exp,
     "np.sqrt": np.sqrt,
 }
+_SLOPES: Mapping[str, Callable[[Any], Any]] = {
+    "log": np.reciprocal,
+    "exp": np.exp,
+    "sqrt": lambda u: 0.5 / np.sqrt(u),
+}
+_BINARY_SLOPES: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "+": lambda u, v, du, dv: du + dv,
+    "-": lambda u, v, du, dv: du - dv,
+    "*": lambda u, v, du, dv: u * dv + du * v,
+    "/": lambda u, v, du, dv: (du - u / v * dv) / v,
+    "**": lambda u, v, du, dv: v * u ** (v - 1.0) * du,  # an exponent is a number
+}
+SPLINE_STEP = 1e-5
+"""Step of the differences of a spline, relative to its range."""
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -140,16 +154,112 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, 
     raise DesignError(f"{where}: expected numbers.")
 
 
+def differentiate(
+    tree: Tree, by: str, numbers: Mapping[str, Floats], state: TransformStates, where: str
+) -> Any:
+    """Compute the derivative of a checked tree by a column of numbers, of the type of :func:`evaluate`.
+
+    At a kink of a spline it is the mean of the slopes on both sides. Comparisons have no derivative.
+    """
+    match tree:
+        case Column(name=name):
+            return np.full(len(numbers[by]), float(name == by))
+        case Number():
+            return np.float64(0.0)
+        case Negative(operand=operand):
+            return -differentiate(operand, by, numbers, state, where)
+        case Arithmetic(symbol=symbol, left=left, right=right):
+            u, v = (evaluate(side, numbers, state, where) for side in (left, right))
+            du, dv = (differentiate(side, by, numbers, state, where) for side in (left, right))
+            with np.errstate(all="ignore"):
+                return _require_finite(_BINARY_SLOPES[symbol](u, v, du, dv), "the derivative", where)
+        case Transform(function=function, operand=operand):
+            values = np.asarray(evaluate(operand, numbers, state, where), dtype=np.float64)
+            inner = differentiate(operand, by, numbers, state, where)
+            with np.errstate(all="ignore"):
+                found = _slope(tree, values, inner, state, where)
+                return _require_finite(found, f"the derivative of {function}()", where)
+    raise DesignError(f"{where}: expected numbers.")
+
+
+def _slope(tree: Transform, u: Floats, du: Floats, state: TransformStates, where: str) -> Any:
+    """Return the derivative of a transform at values u (n,) of its operand, which changes by du."""
+    if tree.function in _ELEMENTWISE:
+        return _SLOPES[tree.function.removeprefix("np.")](u) * du
+    found, mine = _transform(tree, u, state, where), state[tree.text]
+    if tree.function in ("center", "scale"):
+        return np.full(len(u), 1.0 / float(mine.get("scale") or 1.0)) * du
+    if tree.function == "poly":
+        degree = np.shape(found)[1]
+        if "alpha" not in mine:
+            return np.column_stack([k * u ** (k - 1) for k in range(1, degree + 1)]) * du[:, None]
+        alpha, norms = mine["alpha"], mine["norms2"]
+        P, D = np.ones((len(u), degree + 1)), np.zeros((len(u), degree + 1))
+        for k in range(degree):
+            beta = norms[k] / norms[k - 1] if k else 0.0
+            P[:, k + 1] = (u - alpha[k]) * P[:, k] - beta * P[:, k - 1]
+            D[:, k + 1] = P[:, k] + (u - alpha[k]) * D[:, k] - beta * D[:, k - 1]
+        D = D[:, 1:] / np.sqrt([norms[k] for k in range(1, degree + 1)]) * du[:, None]
+        return FactorValues(D, found.__formulaic_metadata__)
+    # A spline: differences that do not cross its bounds, and are of second order at these.
+    low, high = (
+        (mine[name] for name in ("lower_bound", "upper_bound"))
+        if tree.function == "bs"
+        else (
+            mine["knots"][0],
+            mine["knots"][-1],
+        )
+    )
+    h = SPLINE_STEP * (high - low)
+    beyond = np.where(u < low, np.minimum(u, low - h), np.maximum(u, high + h))
+    middle = np.where((u >= low) & (u <= high), np.clip(u, low + h, high - h), beyond)
+    below, at, above = (_transform(tree, middle + step, state, where) for step in (-h, 0.0, h))
+    slopes = {
+        key: (
+            (above[key] - below[key]) / (2.0 * h)
+            + (u - middle) * (above[key] - 2.0 * at[key] + below[key]) / h**2
+        )
+        * du
+        for key in at
+    }
+    return FactorValues(slopes, found.__formulaic_metadata__)
+
+
 def code_design(
-    terms: Sequence[Term], columns: Columns, state: TransformStates, *, intercept: bool, n: int, site: str
+    terms: Sequence[Term],
+    columns: Columns,
+    state: TransformStates,
+    *,
+    intercept: bool,
+    n: int,
+    site: str,
+    by: str = "",
 ) -> CodedColumns:
     """Code checked terms from columns of n entities as formulaic does; errors are those of :func:`evaluate`.
 
     Beside an intercept every factor loses a level to it. State that is not there yet is added to `state`.
+    With `by`, a column of numbers, the derivatives of all design columns by it are coded instead.
     """
     _check_width(terms, columns, n, site)
     factors = {factor.label: factor for term in terms for factor in term}
     values = {label: _factor_values(factor, columns, state, site) for label, factor in factors.items()}
+    if not by:
+        return _coded_values(terms, values, intercept, n)
+    # A column is a product of factors, so its derivative is a sum over the factors that read the column.
+    total, X = _coded_values(terms, values, intercept, n), list[Floats]()
+    for label, factor in factors.items():
+        if by in factor.columns and not isinstance(factor.tree, Relation | Category):
+            where = f"{factor.text!r}" + (f" at site {site!r}" if site else "")
+            slope = differentiate(factor.tree, by, columns.numbers, state, where)
+            here = {term_text(term) for term in terms if label in [one.label for one in term]}
+            moved = _coded_values(terms, values | {label: slope}, intercept, n).X
+            X.append(moved * [text in here for text in total.term_names])
+    return replace(total, X=np.sum(X, axis=0) if X else np.zeros_like(total.X))
+
+
+def _coded_values(terms: Sequence[Term], values: dict[str, Any], intercept: bool, n: int) -> CodedColumns:
+    """Code terms from the values of their factors."""
+    values = dict(values)
     # formulaic is handed labels and values only: it looks factors up, and evaluates no text.
     own = {_formulaic_term(term): term_text(term) for term in terms}
     # With the constant among the terms, formulaic spans every other factor; its column is dropped after.

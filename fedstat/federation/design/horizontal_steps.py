@@ -61,6 +61,7 @@ from fedstat.federation.tables.columns import (
     TEXT_OF_NUMBERS,
     ColumnKind,
     LevelValue,
+    as_numbers,
     column_kind,
     find_levels,
     reads_as_numbers,
@@ -282,7 +283,7 @@ class OpenRows:
             return
         for rows in find_complete_rows(self.data, self.question):
             if len(rows.frame):
-                coded = design_matrix(rows, self.question, self.spec, self.data.name)
+                coded = design_matrix(rows.frame, self.question, self.spec, self.data.name)
                 yield rows, self.standardize(coded.X)
 
     def make_again(self) -> None:
@@ -304,6 +305,21 @@ class OpenRows:
         X -= self.shift
         X /= self.scale
         return X
+
+    def derivative(self, rows: CompleteRows, X: Floats, by: str, logarithmic: bool = False) -> Floats:
+        """Return derivatives of the standardized design X (m, p) by a column of numbers, or its logarithm."""
+        D = design_matrix(rows.frame, self.question, self.spec, self.data.name, by).X / self.scale
+        return D * as_numbers(rows.frame[by], self.data.name, by)[:, None] if logarithmic else D
+
+    def at_level(self, rows: CompleteRows, X: Floats, name: str, level: LevelValue) -> Floats:
+        """Return the standardized design, of which X (m, p) are the rows, with a column set to a value."""
+        frame = rows.frame.assign(**{name: pd.Series([level] * len(X), rows.frame.index)})
+        coded = design_matrix(frame, self.question, self.spec, self.data.name)
+        return self.standardize(coded.X.copy())
+
+    def is_binary(self, name: str) -> bool:
+        """Whether a column of numbers is 0 or 1 in all rows."""
+        return all(rows.frame[name].isin((0.0, 1.0)).all() for rows, _ in self.chunks())
 
     def in_units(self, X: Floats) -> Floats:
         """Return standardized columns in the units of the data, (m, p); what was zero is zero again."""
@@ -631,7 +647,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
         if len(rows.frame):
             levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
             state.report(*levels)
-            code = partial(design_matrix, rows, question, spec, data.name)
+            code = partial(design_matrix, rows.frame, question, spec, data.name)
             coded = keep_result(data.table, (text, chunk), code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add(rows, coded)

@@ -315,49 +315,61 @@ def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str,
     return weights
 
 
-def design_matrix(rows: CompleteRows, question: RowsRequest, spec: BlockSpec, site: str) -> CodedColumns:
-    """Code complete rows by an agreed specification.
+def design_matrix(
+    frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str, by: str = ""
+) -> CodedColumns:
+    """Code complete rows by an agreed specification, or their derivatives `by` a column of numbers.
 
     The design is (m, q), C-contiguous, its first column one where there is an intercept, which has no name
     and no term. Columns that only random effects have follow those of the fixed terms.
     """
-    m, terms = len(rows.frame), question.read_terms()
+    m, terms = len(frame), question.read_terms()
     plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]
     # Numeric columns as they stand need no coding: formulaic would only copy them.
     if len(plain) == len(terms):
-        numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
-        fixed = CodedColumns(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
+        numbers = [
+            np.full(m, float(name == by)) if by else as_numbers(frame[name], site, name) for name in plain
+        ]
+        X = _stack(numbers, m, question.intercept)
+        fixed = CodedColumns(X, tuple(plain), question.terms)
     else:
-        coded = _coded(rows.frame, question, question.terms, spec, site)
+        coded = _coded(frame, question, question.terms, spec, site, by)
         X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X
         fixed = replace(coded, X=np.ascontiguousarray(X))
-    return _with_effects(fixed, rows.frame, question, spec, site) if question.effects else fixed
+    if by and question.intercept:
+        fixed.X[:, 0] = 0.0
+    return _with_effects(fixed, frame, question, spec, site, by) if question.effects else fixed
 
 
 def _coded(
-    frame: pd.DataFrame, question: RowsRequest, terms: tuple[str, ...], spec: BlockSpec, site: str
+    frame: pd.DataFrame,
+    question: RowsRequest,
+    terms: tuple[str, ...],
+    spec: BlockSpec,
+    site: str,
+    by: str = "",
 ) -> CodedColumns:
     own = spec.part(terms)
     series = {name: frame[name] for name in own.columns}
-    return code_rows(series, read_terms(own.terms, own.columns), own, len(frame), site)
+    return code_rows(series, read_terms(own.terms, own.columns), own, len(frame), site, by)
 
 
 def code_effects(
-    frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str
+    frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str, by: str = ""
 ) -> Iterator[CodedColumns]:
     """Code the columns of each random effect as a design of its own, as R does: (m, q), an intercept first.
 
-    A factor whose margin is absent has a column for each level.
+    A factor whose margin is absent has a column for each level. With `by` they are derivatives by a column.
     """
     for effect in question.effects:
         X, names, terms = np.ones((len(frame), 0)), tuple[str, ...](), tuple[str, ...]()
         cells: Mapping[str, Ints] = {}
         if effect.terms:
-            own = _coded(frame, question, effect.terms, replace(spec, intercept=effect.intercept), site)
+            own = _coded(frame, question, effect.terms, replace(spec, intercept=effect.intercept), site, by)
             X, names, terms, cells = own.X, own.names, own.term_names, own.cells
         if effect.intercept:
             X, names, terms = (
-                np.column_stack([np.ones(len(frame)), X]),
+                np.column_stack([np.full(len(frame), float(not by)), X]),
                 (INTERCEPT, *names),
                 (INTERCEPT, *terms),
             )
@@ -365,13 +377,13 @@ def code_effects(
 
 
 def _with_effects(
-    fixed: CodedColumns, frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str
+    fixed: CodedColumns, frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str, by: str
 ) -> CodedColumns:
     """Add the columns that only random effects have; equal names are equal columns."""
     known = dict.fromkeys((*((INTERCEPT,) if question.intercept else ()), *fixed.names))
     parts, names, terms, cells = [fixed.X], list(fixed.names), list(fixed.term_names), dict(fixed.cells)
     effects = []
-    for own in code_effects(frame, question, spec, site):
+    for own in code_effects(frame, question, spec, site, by):
         new = [j for j, name in enumerate(own.names) if name not in known]
         known |= dict.fromkeys(own.names)
         parts.append(own.X[:, new])

@@ -27,6 +27,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.message import Step
+from fedstat.federation.tables.columns import LevelValue
 from fedstat.federation.tables.curves import CurveArray
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Array, Floats
@@ -189,11 +190,29 @@ class SyntheticRows:
         return open_synthetic_rows(data, self.agreement, rows, X)
 
 
+class DrawnRows(OpenRows):
+    """Drawn rows, whose columns are not coded again: changes of them have the shape of the real ones."""
+
+    __slots__ = ()
+
+    def derivative(self, rows: CompleteRows, X: Floats, by: str, logarithmic: bool = False) -> Floats:
+        """Return numbers in the place of derivatives."""
+        return X
+
+    def at_level(self, rows: CompleteRows, X: Floats, name: str, level: LevelValue) -> Floats:
+        """Return the rows in the place of changed ones."""
+        return X
+
+    def is_binary(self, name: str) -> bool:
+        """Suppose that it is."""
+        return True
+
+
 def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
     coded = coded_names(agreement)
-    out = OpenRows(data, question, agreement.spec, question.read_every_term(), held=held)
+    out = DrawnRows(data, question, agreement.spec, question.read_every_term(), held=held)
     out.names, out.term_names = coded.names, coded.term_names
     out.fixed = len(coded.names) if coded.fixed < 0 else coded.fixed
     out.settle(X.mean(axis=0), X.std(axis=0))
@@ -227,5 +246,5 @@ def coded_names(agreement: RowsAgreement) -> NamedColumns:
             empty[name] = pd.Series(pd.Categorical([], levels))
     none = np.zeros(0)
     rows = CompleteRows(pd.DataFrame(empty, index=range(0)), none.astype(bool), none, None, {})
-    coded = design_matrix(rows, question, spec, "")
+    coded = design_matrix(rows.frame, question, spec, "")
     return NamedColumns(coded.names, coded.term_names, coded.effects, coded.fixed)

@@ -37,6 +37,7 @@ from fedstat.models.horizontal.newton import (
     Products,
 )
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import ChangesRequest
 from fedstat.typing import Array, Bools, Floats
 
 NO_STEP = (
@@ -394,12 +395,25 @@ def proportional_outcome(fit: CategoryFit, found: SeparateScores) -> Outcome | s
     return score_outcome(U[q:] - V[q:, :q] @ np.linalg.solve(V[:q, :q], U[:q]), left, terms)
 
 
-def sum_effects(session: RowsSession, fit: CategoryFit) -> FitProtocol[tuple[Floats, Floats]]:
-    """Request averages of first and second derivatives of the probabilities, in the units of the data."""
+def sum_effects(
+    session: RowsSession, fit: CategoryFit, requested: ChangesRequest
+) -> FitProtocol[tuple[Floats, Floats, Floats, Floats]]:
+    """Request averages of first and second derivatives of the probabilities, and of changes by variables.
+
+    In the units of the data; the last two are the effects (V, J) of the requested changes, and their slopes
+    (V, J, J - 1, p). Without any, they are empty.
+    """
     point = yield from open_at(session, fit)
-    replies = yield session.request_all("sum_effects", point.arrays(at_point(point, fit)))
-    n = float(fit.counts[0].sum())
-    return add(replies, "first") / n, add(replies, "second") @ np.linalg.inv(to_units(point.design)) / n
+    arrays, n = point.arrays(at_point(point, fit)), float(fit.counts[0].sum())
+    back = np.linalg.inv(to_units(point.design)) / n
+    replies = yield session.request_all("sum_effects", arrays)
+    first, second = add(replies, "first") / n, add(replies, "second") @ back
+    J, p = len(fit.categories), len(back)
+    effects, slopes = np.zeros((0, J)), np.zeros((0, J, J - 1, p))
+    if requested.changes:
+        replies = yield session.request_all("sum_changes", arrays, to_json(requested))
+        effects, slopes = add(replies, "effects") / n, add(replies, "slopes") @ back
+    return first, second, effects, slopes
 
 
 def likelihoods_without(

@@ -13,6 +13,7 @@ from scipy.special import expit, logit
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.derivatives import variable_directions
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.estimate import check_alpha
@@ -37,7 +38,6 @@ from fedstat.models.categories.protocol import (
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
-from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate
 from fedstat.models.horizontal.site_results import (
@@ -47,7 +47,16 @@ from fedstat.models.horizontal.site_results import (
     quadratic,
     score_tests,
 )
-from fedstat.models.margins import MarginalEffects
+from fedstat.models.horizontal.variable_changes import changes_request
+from fedstat.models.margins import (
+    MarginalEffects,
+    MeanJet,
+    at_one_row,
+    change_at,
+    directions_note,
+    plain_places,
+    shown_effects,
+)
 from fedstat.models.results import EstimateRecord
 from fedstat.typing import Floats
 
@@ -338,13 +347,13 @@ class CategoryResults(SiteFitsResults):
         at : {"overall", "mean"}
         method : {"dydx"}
         columns : bool
-            Effects of the columns of the design, one by one. By default a variable with several columns, as
-            in ``x + I(x ** 2)``, has no effect, and a note.
+            Effects of the columns of the design, one by one, as statsmodels has them. By default they are
+            those of variables, as in :meth:`fedstat.results.GLMResults.get_margeff`.
 
         Returns
         -------
         MarginalEffects
-            Named as ``category: column``; for each column they add up to zero.
+            Named as ``category: variable``; over the categories they add up to zero.
 
         Raises
         ------
@@ -364,34 +373,41 @@ class CategoryResults(SiteFitsResults):
         check_choice("at", at, ("overall", "mean"))
         check_choice("method", method, ("dydx",))
         fit, B = self._record.fit, self._predictor_coefficients()
+        directions = [] if columns else variable_directions(self.basis.agreement, fit.design)
+        names = [f"{level}: " for level in self.categories]
         if at == "overall":
-            first, second = self._after_fit(
-                "get_margeff()", FAMILY, lambda session: sum_effects(session, fit)
+            several = [one for one in directions if one.plain is None and not one.problem]
+            requested = changes_request(several)
+            first, second, *changed = self._after_fit(
+                "get_margeff()", FAMILY, lambda session: sum_effects(session, fit, requested)
             )
         elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
             raise NotAvailableError(
                 "get_margeff: at='mean' needs means that sites do not report; use at='overall'"
             )
         else:
-            row = CategoryRows(fit.design.mean[None, :], np.zeros(1, dtype=np.int64), fit.request.link)
-            first, second = row.effects(B)
-        p = len(fit.design.names)
-        effects = (first @ B)[:, 1:]
+            directions = at_one_row(directions, at)
+            several = [one for one in directions if one.plain is None and not one.problem]
+            row, link, place = fit.design.mean, fit.request.link, np.eye(len(fit.design.mean) + 1)
+            first, second = CategoryRows(row[None, :], np.zeros(1, dtype=np.int64), link).effects(B)
+
+            def jet(X: Floats) -> MeanJet:
+                return CategoryRows(X, np.zeros(len(X), dtype=np.int64), link).jet(B)
+
+            at_row = [change_at(one, row, place, B, jet) for one in several]
+            changed = [np.array([one[k] for one in at_row]) for k in (0, 1)]
+        found = {one.name: both for one, *both in zip(several, *changed, strict=True)}
         # d/dB_bq of sum_a D_ca B_ak is D_cb [k = q], and sum_a B_ak times the derivative of D_ca.
-        slopes = np.einsum("ak,cabq->ckbq", B, second)
-        for k in range(p):
-            slopes[:, k, :, k] += first
-        directions = [] if columns else variable_directions(self.basis.agreement, fit.design)
-        # Sums of derivatives with the columns are not released.
-        directions = [one if one.plain is not None else replace(one, A=None) for one in directions]
-        kept = (
-            [one.plain - 1 for one in directions if one.plain is not None] if directions else [*range(p - 1)]
-        )
-        slopes = slopes[:, 1:][:, kept].reshape(len(effects) * len(kept), -1) @ fit.map
+        for k, name in list(enumerate(fit.design.names))[1:] if columns else plain_places(directions):
+            slope = np.einsum("a,cabq->cbq", B[:, k], second)
+            slope[:, :, k] += first
+            found[name] = [first @ B[:, k], slope]
+        shown = shown_effects(found, directions)
         made = MarginalEffects(
-            [f"{level}: {fit.design.names[1 + j]}" for level in self.categories for j in kept],
-            effects[:, kept].ravel(),
-            slopes,
+            [f"{level}{name}" for level in names for name in shown],
+            np.array([found[name][0] for name in shown]).T.ravel(),
+            np.array([found[name][1] for name in shown]).swapaxes(0, 1).reshape(len(names) * len(shown), -1)
+            @ fit.map,
             fit.cov,
             test_distribution=self._combined_distribution,
             student=self.use_t,

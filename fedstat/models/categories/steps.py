@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     FittedMeanSums,
@@ -41,6 +43,8 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.newton import maximize_own
 from fedstat.models.horizontal.rows import AT_THE_START, FLAT, NO_MEANS, SUMS, summed
+from fedstat.models.horizontal.variable_changes import ChangesRequest, VariableVectors, sum_changes_of
+from fedstat.models.margins import MeanJet
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "categories"
@@ -187,10 +191,12 @@ class CategoryBlock:
         """Columns of the design, a constant among them."""
         return self.rows.X
 
-    def vectors(self, points: tuple[tuple[bytes, bool], ...]) -> Floats:
+    def vectors(self, points: tuple[tuple[bytes, Any], ...]) -> Floats:
         """Vectors by which columns are multiplied at points, (m, k)."""
         found = []
         for own, effects in points:
+            if isinstance(effects, VariableVectors):
+                effects()
             B = np.frombuffer(own).reshape(-1, self.rows.X.shape[1])
             if effects:
                 found += [one.reshape(len(one), -1) for one in self.rows.probability_terms(B)]
@@ -475,6 +481,57 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
     first, second = zip(*(rows.effects(B) for rows in site.chunks()), strict=True)
     return {"first": np.sum(first, axis=0), "second": np.sum(second, axis=0) @ T}
+
+
+@step(
+    FAMILY,
+    "sum_scores sum_effects",
+    takes=POINT,
+    releases={
+        "effects": summed("changes of the probabilities by each variable", 2),
+        "slopes": summed("their derivatives by the coefficients", 4),
+    },
+    request=ChangesRequest,
+    requests=control("variables that change", common=True),
+)
+def sum_changes(
+    data: SiteData, state: State, request: ChangesRequest, shift: Floats, scale: Floats, beta: Floats
+) -> dict[str, Array]:
+    """Sum the changes of the probabilities of all categories by variables, through all terms.
+
+    Released are ``effects`` (V, J), and ``slopes`` (V, J, J - 1, p), for standardized columns.
+    """
+    site = categories_of(state)
+    B, _, _ = site.place(shift, scale, beta, site.request.proportional)
+    sums = sum_changes_of(state, site.opened, request, B, CategoryMeans(site.request.link, B))
+    T = translation(site.opened.shift, site.opened.scale, shift, scale)
+    return {"effects": sums.effects, "slopes": sums.slopes[..., 1:] @ T}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoryMeans:
+    """Probabilities of the categories at coefficients (J - 1, p) of the site's own columns."""
+
+    link: str
+    B: Floats
+    groups: bool = False
+
+    @property
+    def point(self) -> tuple[bytes]:
+        """What identifies the probabilities."""
+        return (self.B.tobytes(),)
+
+    def jet(self, rows: CompleteRows, X: Floats) -> MeanJet:
+        """Return probabilities with two derivatives."""
+        return CategoryRows(X, np.zeros(len(X), dtype=np.int64), self.link, rows.offset).jet(self.B)
+
+    def count(self, rows: CompleteRows) -> Floats:
+        """Return the weights of rows."""
+        return np.ones(len(rows.y)) if rows.weight is None else rows.weight
+
+    def block(self, rows: CompleteRows, X: Floats) -> CategoryBlock:
+        """Return the rows as other sums have them."""
+        return CategoryBlock(CategoryRows(X, rows.y.astype(np.int64), self.link, rows.offset, rows.weight))
 
 
 @step(

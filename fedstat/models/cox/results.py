@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
@@ -39,7 +40,7 @@ from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import code_frame, held_rows
+from fedstat.models.horizontal.prediction import held_rows
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,

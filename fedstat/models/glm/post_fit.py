@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 from scipy.linalg import null_space
 
+from fedstat import codec
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.federation.design.derivatives import Direction
+from fedstat.federation.design.derivatives import Direction, variable_directions
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.estimate import INTERCEPT
@@ -19,7 +20,12 @@ from fedstat.inference.heterogeneity import NOT_REQUESTED
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
 from fedstat.inference.summary import made_from
-from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
+from fedstat.kernels.glm.effects import (
+    ChangeSums,
+    EffectSums,
+    change_sums,
+    effect_sums,
+)
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
@@ -36,18 +42,41 @@ from fedstat.models.glm.wild_bootstrap import (
     share_beyond,
     with_own,
 )
-from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import add
-from fedstat.models.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
+from fedstat.models.horizontal.variable_changes import ChangesRequest, changes_request
+from fedstat.models.margins import (
+    HEADINGS,
+    EffectPoint,
+    MarginalEffects,
+    at_one_row,
+    change_at,
+    directions_note,
+    effects_of,
+    mean_jet,
+    plain_places,
+    shown_effects,
+)
 from fedstat.models.results import CoefficientResults, lr_test
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
 # Analyses after a fit: sums for marginal effects, and the restricted fit of a wild bootstrap.
 
-Found: TypeAlias = tuple[EffectSums, dict[int, ChangeSums]]
-"""Sums at the estimate, and changes by the position of the column."""
+
+class Found(NamedTuple):
+    """Sums at the estimate, changes by the position of the column, and the effects (V,) of variables.
+
+    The effects' derivatives by a constant and the coefficients are `slopes` (V, p + 1).
+    """
+
+    base: EffectSums
+    moved: Mapping[int, ChangeSums]
+    effects: Floats = np.zeros(0)
+    slopes: Floats = np.zeros((0, 0))
+
+
+NO_SUMS = EffectSums(np.zeros(0), np.zeros((0, 0)))
 
 WHERE = ("overall", "mean", "zero")
 STAY = {
@@ -92,54 +121,64 @@ def marginal_effects(
         raise ModelError(f"get_margeff: dummy=True is not available with method={method!r} and at={at!r}")
     fit, beta = result._fit, result.estimate.params
     held = _fixed_covariates(result, {} if atexog is None else atexog)
-    changed = _binary(result) if dummy else []
+    log, products = method.startswith("ey"), method.endswith("ex")
+    names, binary = list(result.estimate.names), _binary(result) if dummy else []
+    agreement, two = result.basis.agreement, [names[j] for j in binary]
+    directions = [] if columns else variable_directions(agreement, fit.design, products, two)
+    changed = binary if columns else [j for j, _ in plain_places(directions) if j in binary]
+    if at != "zero" and not products:  # columns of comparisons have two values
+        compared = [one for one in directions if not one.variable]
+        changed += [j for j, _ in plain_places(compared) if j not in binary]
+    _check_directions(result, directions, held)
     point = EffectPoint.of(beta, held)
     changes = {j: EffectPoint.of(beta, held | {j: 0.0}) for j in changed}
-    log, products = method.startswith("ey"), method.endswith("ex")
-    agreement = result.basis.agreement
-    directions = [] if columns else variable_directions(agreement, fit.design, products)
-    joint = [one for one in directions if one.plain is None and one.A is not None]
-    _check_directions(result, directions, held, changed)
     linear = fit.distribution.link == "Identity" and method == "dydx"
-    if joint and agreement.question.weights.get("freq_weights"):
-        linear = False  # means of columns are over rows without weights
-    by_columns, products = products, products or bool(joint)
-    n = 1.0
-    if at == "overall" and not linear:
-        call, n = f"get_margeff(at={at!r}, method={method!r})", fit.totals[0]
-        base, moved = _over_rows(result, point, changes, log, products, call)
+    over_rows = at == "overall" and not linear
+    others = [one for one in directions if one.plain is None and not one.problem]
+    if linear:  # means of columns are over rows without weights
+        weighted = "freq_weights" in agreement.question.weights
+        asked = [one for one in others if at == "overall" and (weighted or not one.at_a_row)]
     else:
+        asked = others if over_rows else []
+    if at != "overall":
+        directions = at_one_row(directions, at)
+        others = [one for one in others if one.at_a_row]
+    found: dict[str, tuple[float, Floats]] = {}
+    single = columns or any(one.plain is not None for one in directions)
+    requested = changes_request(asked, products)
+    if (over_rows and single) or asked:
+        sums = _over_rows(
+            result,
+            point,
+            changes if over_rows and single else None,
+            requested,
+            log,
+            products,
+            f"get_margeff(at={at!r}, method={method!r})",
+        )
+        n = fit.totals[0]
+        for one, effect, slope in zip(asked, sums.effects, sums.slopes, strict=True):
+            found[one.name] = float(effect) / n, (point.place @ slope)[1:] / n
+    if not over_rows:
         # With an identity link derivatives are the same at every row.
         row = np.zeros(len(beta)) if at == "zero" else fit.design.mean.copy()
         row[: int(fit.design.intercept)] = 1.0
         if not linear:
             _check_at_row(result, at)
-        base, moved = _at_row(result, row, point, changes, log, products)
-    averages = {j: changes[j].changes(moved[j], n) for j in changes}
-    sums = point.effects(base, n)
-    alone = sums if by_columns or not joint else EffectSums(sums.first[:1], sums.second[:1])
-    effects, jacobian = effects_of(beta, alone, averages)
-    names = result.estimate.names[int(fit.design.intercept) :]
-    effects, jacobian = effects[len(beta) - len(names) :], jacobian[len(beta) - len(names) :]
-    if directions:
-        first, found = len(beta) - len(names), [one for one in directions if one.A is not None]
-        if not found:
-            raise NotAvailableError(
-                "get_margeff: no variable has a derivative that is a combination of columns of the design. "
-                "effect() shows variables along their range; columns=True gives the effects of single columns"
-            )
-        parts = [
-            effect_along(one, beta, sums)
-            if one.plain is None
-            else (effects[one.plain - first], jacobian[one.plain - first])
-            for one in found
-        ]
-        names = tuple(one.name for one in found)
-        effects, jacobian = (np.array(part) for part in zip(*parts, strict=True))
+        n, sums = 1.0, _at_row(result, row, point, changes, log, products)
+        for one in (one for one in others if one.name not in found):
+            found[one.name] = _change_at_row(result, row, point, one, log)
+    if columns or single:
+        averages = {j: changes[j].changes(sums.moved[j], n) for j in changes}
+        effects, jacobian = effects_of(beta, point.effects(sums.base, n), averages)
+        first = int(fit.design.intercept)
+        for j, name in list(enumerate(names))[first:] if columns else plain_places(directions):
+            found[name] = effects[j], jacobian[j]
+    shown = shown_effects(found, directions)
     made = MarginalEffects(
-        names,
-        effects,
-        jacobian,
+        shown,
+        np.array([found[name][0] for name in shown]),
+        np.array([found[name][1] for name in shown]),
         result._cov(),
         test_distribution=result._combined_distribution,
         student=result.use_t,
@@ -151,35 +190,29 @@ def marginal_effects(
 
 
 def _check_directions(
-    result: GLMStatements, directions: Sequence[Direction], held: Mapping[int, float], changed: Sequence[int]
+    result: GLMStatements, directions: Sequence[Direction], held: Mapping[int, float]
 ) -> None:
-    """Refuse fixed values, and changes from 0 to 1, of columns that change together with others."""
-    if not directions:
+    """Refuse fixed values of columns that change together with others."""
+    if not directions or not held:
         return
     names = result.estimate.names
-    several = [one.A for one in directions if one.plain is None and one.A is not None]
-    of_several = {j for A in several for j in np.flatnonzero(A.any(axis=0)).tolist()}
-    if wrong := [names[j] for j in held if j in of_several]:
+    free = {one.plain for one in directions}
+    if wrong := [names[j] for j in held if j not in free]:
         raise ModelError(
             f"get_margeff: atexog: {', '.join(wrong)} changes with a variable of several columns, and cannot "
             "be fixed for its effect. Give columns=True for the effects of single columns"
         )
-    if wrong := [names[j] for j in changed if j in of_several]:
-        raise NotAvailableError(
-            f"get_margeff: dummy=True: {', '.join(wrong)} changes with other columns of the design. Leave "
-            "dummy out for the derivative, or give columns=True for the effects of single columns"
-        )
 
 
-def effect_along(direction: Direction, beta: Floats, sums: EffectSums) -> tuple[float, Floats]:
-    """Return the average effect of a variable, and its derivatives by the coefficients (p,), from averages.
-
-    The effect of row i is ``f'(eta_i) d_i'b`` with ``d_i = (1, x_i) A``. Its average follows from those of
-    ``f'`` and ``f''`` with the columns.
-    """
-    assert direction.A is not None
-    along = direction.A @ beta
-    return float(sums.first @ along), sums.first @ direction.A + along @ sums.second[:, 1:]
+def _change_at_row(
+    result: GLMStatements, row: Floats, point: EffectPoint, one: Direction, log: bool
+) -> tuple[float, Floats]:
+    """Return the effect of a variable at a row of the design, and its slopes in the coefficients (p,)."""
+    family, B = result.distribution, result.estimate.params[None, :]
+    effect, slopes = change_at(one, row, point.place, B, lambda X: mean_jet(X @ B[0], family, log))
+    if not np.isfinite(slopes).all():
+        raise _outside(result)
+    return float(effect[0]), slopes[0, 0]
 
 
 def _note(result: GLMStatements, at: str, changed: Sequence[int], directions: Sequence[Direction]) -> str:
@@ -240,13 +273,14 @@ def _at_row(
         moved[j] = change_sums(X, low, low + beta[j], one, family, log)
     if not (base.inside and all(sums.inside for sums in moved.values())):
         raise _outside(result)
-    return base, moved
+    return Found(base, moved)
 
 
 def _over_rows(
     result: GLMStatements,
     point: EffectPoint,
-    changes: Mapping[int, EffectPoint],
+    changes: Mapping[int, EffectPoint] | None,
+    requested: ChangesRequest,
     log: bool,
     products: bool,
     call: str,
@@ -262,7 +296,7 @@ def _over_rows(
     def protocol(model: HorizontalModel) -> FitProtocol[Found]:
         session = model._open_session(FAMILY, result._fit.masked)
         newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
-        return session.hide(_effects_protocol(newton, result, point, changes, log, products))
+        return session.hide(_effects_protocol(newton, result, point, changes, requested, log, products))
 
     return model._run_after_fit(call, protocol)
 
@@ -271,37 +305,48 @@ def _effects_protocol(
     newton: Newton,
     result: GLMStatements,
     point: EffectPoint,
-    changes: Mapping[int, EffectPoint],
+    changes: Mapping[int, EffectPoint] | None,
+    requested: ChangesRequest,
     log: bool,
     products: bool,
 ) -> FitProtocol[Found]:
+    """Sum effects of columns, unless `changes` is None, and those of variables, if any are requested."""
     yield from newton.open(local=False)
     columns, beta = newton.coordinates, result.estimate.params
-    arrays: dict[str, Array] = {
+    common: dict[str, Array] = {
         "beta": np.linalg.solve(columns.back, point.beta),
         "constant": np.array(point.constant),
         "log": np.array(log),
-        "products": np.array(products),
         "shift": columns.shift,
         "scale": columns.scale,
     }
-    if changes:
-        arrays["changed"] = np.array([np.linalg.solve(columns.back, one.beta) for one in changes.values()])
-        arrays["ends"] = np.array([[one.constant, one.constant + beta[j]] for j, one in changes.items()])
-    replies = yield newton.session.request_all("sum_effects", arrays)
-    if int(add(replies, "inside")) < len(replies):
-        raise _outside(result)
     forward = np.eye(len(columns.shift) + 1)
     forward[1:, 1:] = np.linalg.inv(columns.back).T
-    left = forward if products else np.eye(1)
-    base = EffectSums(left @ add(replies, "first"), left @ add(replies, "second") @ forward.T)
-    if not changes:
-        return base, {}
-    level, slope, high = (add(replies, name) for name in ("changes", "slopes", "high"))
-    moved = {
-        j: ChangeSums(float(level[k]), forward @ slope[k], float(high[k])) for k, j in enumerate(changes)
-    }
-    return base, moved
+    base, moved, effects, slopes = NO_SUMS, dict[int, ChangeSums](), np.zeros(0), np.zeros((0, 0))
+    if changes is not None:
+        arrays = common | {"products": np.array(products)}
+        if changes:
+            arrays["changed"] = np.array(
+                [np.linalg.solve(columns.back, one.beta) for one in changes.values()]
+            )
+            arrays["ends"] = np.array([[one.constant, one.constant + beta[j]] for j, one in changes.items()])
+        replies = yield newton.session.request_all("sum_effects", arrays)
+        if int(add(replies, "inside")) < len(replies):
+            raise _outside(result)
+        left = forward if products else np.eye(1)
+        base = EffectSums(left @ add(replies, "first"), left @ add(replies, "second") @ forward.T)
+        if changes:
+            level, slope, high = (add(replies, name) for name in ("changes", "slopes", "high"))
+            moved = {
+                j: ChangeSums(float(level[k]), forward @ slope[k], float(high[k]))
+                for k, j in enumerate(changes)
+            }
+    if requested.changes:
+        replies = yield newton.session.request_all("sum_changes", common, codec.to_json(requested))
+        if int(add(replies, "inside")) < len(replies):
+            raise _outside(result)
+        effects, slopes = add(replies, "effects")[:, 0], add(replies, "slopes")[:, 0, 0] @ forward.T
+    return Found(base, moved, effects, slopes)
 
 
 def _outside(result: GLMStatements) -> EstimationError:

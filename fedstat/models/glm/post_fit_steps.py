@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -16,6 +19,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import (
     ChangeSums,
     EffectSums,
+    all_inside,
     change_sums,
     changes_between,
     effect_sums,
@@ -27,7 +31,17 @@ from fedstat.kernels.glm.effects import (
 from fedstat.kernels.glm.sums import Rows, linear_predictor, row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, SiteModel, model_of, sums_at
 from fedstat.models.horizontal.clusters import EXCESS, own_inverse
-from fedstat.models.horizontal.rows import INSIDE, RowVectors, means_are_flat, summed, weighted_by
+from fedstat.models.horizontal.rows import (
+    INSIDE,
+    RowsAtPoints,
+    RowVectors,
+    glm_rows,
+    means_are_flat,
+    summed,
+    weighted_by,
+)
+from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
+from fedstat.models.margins import MeanJet, mean_jet
 from fedstat.typing import Array, Floats
 
 
@@ -164,6 +178,85 @@ def sum_effects(
     if not inside:
         arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
     return arrays | {"inside": np.array(inside)}
+
+
+@step(
+    FAMILY,
+    "start sum_effects",
+    takes={
+        "beta": aggregate(BETA, common=True),
+        "constant": aggregate("what is added to the linear predictor", 0, common=True),
+        "log": control("whether of the logarithm of the mean", 0, common=True),
+        **COLUMNS,
+    },
+    releases={
+        "inside": INSIDE,
+        "effects": summed("sums of the mean's changes by each variable", 2),
+        "slopes": summed("their derivatives by the coefficients", 4),
+    },
+    request=ChangesRequest,
+    requests=control("variables that change", common=True),
+)
+def sum_changes(
+    data: SiteData,
+    state: State,
+    request: ChangesRequest,
+    beta: Floats,
+    constant: Array,
+    log: Array,
+    shift: Floats,
+    scale: Floats,
+) -> dict[str, Array]:
+    """Sum the changes of the mean by variables of the design, through all terms, over the rows.
+
+    Coefficients and constant are as for ``sum_effects``. It releases ``effects`` (V, 1) and ``slopes`` (V, 1,
+    1, p + 1), see :class:`~fedstat.models.horizontal.variable_changes.ChangedSums`.
+    """
+    model = model_of(state)
+    T = model.translation(data.name, beta, shift, scale)
+    means = LinkedMeans(model, T @ beta, float(constant), bool(log))
+    flat = (
+        partial(_is_cut, model, means.beta, means.constant) if model.distribution.name == "Binomial" else None
+    )
+    sums = sum_changes_of(state, model.opened, request, means.beta[None, :], means, flat)
+    Z = np.eye(model.p + 1)
+    Z[1:, 1:] = T
+    arrays, inside = {"effects": sums.effects, "slopes": sums.slopes @ Z}, means.inside and sums.finite
+    if not inside:
+        arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
+    return arrays | {"inside": np.array(inside)}
+
+
+@dataclass(slots=True, eq=False)
+class LinkedMeans:
+    """Means of rows, or their logarithms, at coefficients (p,) and a constant; `inside` if all exist."""
+
+    model: SiteModel
+    beta: Floats
+    constant: float
+    log: bool
+    inside: bool = True
+    groups: bool = False
+
+    @property
+    def point(self) -> tuple[Any, ...]:
+        """What identifies the means."""
+        own = np.append(self.beta, [self.constant, float(self.log)])
+        return self.model.distribution, own.tobytes()
+
+    def jet(self, rows: CompleteRows, X: Floats) -> MeanJet:
+        """Return means with two derivatives."""
+        eta, family = linear_predictor(glm_rows(rows, X), self.beta) + self.constant, self.model.distribution
+        self.inside = self.inside and all_inside(eta, family)
+        return mean_jet(eta, family, self.log)
+
+    def count(self, rows: CompleteRows) -> Floats:
+        """Return frequency weights."""
+        return rows.weights.get("freq_weights", np.ones(len(rows.y)))
+
+    def block(self, rows: CompleteRows, X: Floats) -> RowsAtPoints:
+        """Return the rows as other sums have them."""
+        return RowsAtPoints(glm_rows(rows, X), self.model.opened.question.intercept)
 
 
 def _effects_at(

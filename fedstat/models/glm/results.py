@@ -234,15 +234,16 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     ) -> MarginalEffects:
         """Marginal effects of the variables on the mean of the response, with errors by the delta method.
 
-        The effect of a variable is the derivative of the mean through all terms that contain it: of ``x`` in
-        ``x + I(x ** 2) + x:z`` through all three columns, as of R's marginaleffects. A level of a category in
-        products with other columns has its difference from the reference level in all of them. Where a
-        variable is one column, its effect is that of statsmodels; ``columns=True`` gives statsmodels' effects
-        of single columns elsewhere. A variable whose derivative is no combination of the columns, as in
-        ``log(x)`` or a spline, has no effect here, and a note; :meth:`effect` shows it along its range.
+        The effect of a number is the derivative of the mean through all terms that contain it: of ``x`` in
+        ``x + I(x ** 2) + np.log(x) + x:z`` through all of them. That of a level of a category is the
+        difference between the mean at this level and at the reference level, in all terms. These are the
+        effects of R's marginaleffects; ``columns=True`` gives those of statsmodels, of single columns. At a
+        knot where a spline has a kink, the derivative is the mean of both slopes. A comparison such as
+        ``I(x > 3)`` is a category if no other term contains ``x``; otherwise ``x`` has no effect, and a note.
 
-        With ``at="overall"`` sites sum the mean's derivatives over their rows once, masked as in the fit,
-        with frequency weights and the rows' own offsets. Effects at one row need no message.
+        With ``at="overall"`` sites sum the changes of the mean over their rows, masked as in the fit, with
+        frequency weights and the rows' own offsets. Effects at one row need no message; there, variables
+        whose derivative is no combination of the columns, such as ``x`` in ``log(x)``, have a note.
 
         Parameters
         ----------
@@ -253,7 +254,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         atexog : dict, optional
             Fixed values for columns of the design, by their names or positions.
         dummy : bool
-            Change from 0 to 1 of columns that are zero or one, which are recognized by their moments.
+            Change from 0 to 1 of numbers that are 0 or 1, which are recognized by their moments.
         count : bool
             Not available: sites do not report which columns are counts.
         columns : bool

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, ModelError
-from fedstat.federation.design.derivatives import (
-    Direction,
-    derivative_rows,
-    difference_rows,
-    direction_of,
-)
-from fedstat.federation.design.formula.syntax_tree import SPLINES, Column, Transform
-from fedstat.federation.design.formula.terms import term_columns, term_text
+from fedstat.federation.design.derivatives import code_frame, known_limits
+from fedstat.federation.design.formula.terms import term_columns
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
-from fedstat.models.horizontal.prediction import code_frame
 from fedstat.typing import Floats
 
 POINTS = 101
-PROBES = 20
-"""Coded rows for each column of a design, from which the direction of a variable is found."""
-SPREADS = 2.0
-"""Standard deviations on each side of the mean, where no spline bounds the column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,140 +77,6 @@ def effect_contrasts(
     if len(X) <= len(x):
         raise ModelError("reference, at: expected values that are not missing")
     return EffectContrasts(x, center, X[:-1] - X[-1])
-
-
-def variable_directions(
-    agreement: RowsAgreement, design: RowsDesign, logarithmic: bool = False
-) -> list[Direction]:
-    """Return how design rows change with each variable, in the order of the formula.
-
-    A number changes by its derivative, with `logarithmic` by that of its logarithm; a category that is in
-    products with other columns by the difference of each level from the first or reference level, and another
-    one by each of its columns. No row of a table is read: rows are coded at values within the known limits.
-    """
-    spec = agreement.spec.part(agreement.question.terms)
-    terms, levels = agreement.question.read_terms(), spec.levels
-    variables = list(dict.fromkeys(name for term in terms for name in term_columns(term)))
-    limits, random = known_limits(agreement, design), np.random.default_rng(0)
-    m = PROBES * (len(design.names) + 1)
-    table = pd.DataFrame(
-        {
-            name: random.choice(np.array(levels[name], dtype=object), m)
-            if name in levels
-            else random.uniform(*_inside(*limits.get(name, (0.5, 1.5))), m)
-            for name in spec.columns
-        }
-    )
-    table = table[code_frame(agreement, design, table)[0]]
-
-    def code(frame: pd.DataFrame) -> Floats:
-        seen, X = code_frame(agreement, design, frame)
-        out = np.full((len(frame), X.shape[1]), np.nan)
-        out[seen] = X
-        return out
-
-    X, out = code(table), list[Direction]()
-    for name in variables:
-        if name not in levels:
-            D, x = derivative_rows(code, table, name), table[name].to_numpy(dtype=np.float64)
-            one = _known_direction(name, X, D)
-            if logarithmic and (one.plain is None or not np.allclose(X[:, one.plain], x)):
-                one = replace(_known_direction(name, X, D * x[:, None]), plain=None)
-            if one.plain is not None and "(" not in design.names[one.plain]:
-                one = replace(one, name=design.names[one.plain])  # as the table of coefficients has it
-            out.append(one)
-            continue
-        differences = {
-            level: difference_rows(code, table, name, levels[name][0], level) for level in levels[name]
-        }
-        alone = {
-            j: column
-            for j, column in enumerate(design.names)
-            if j < len(design.term_names) and _is_of(terms, design.term_names[j], name)
-        }
-        if all(term_columns(term) == (name,) or name not in term_columns(term) for term in terms):
-            for j, column in alone.items():
-                A = np.zeros((X.shape[1] + 1, X.shape[1]))
-                A[0, j] = 1.0
-                out.append(Direction(column, A, j))
-            continue
-        zero = [
-            level for level in levels[name] if not code(table.assign(**{name: level}))[:, list(alone)].any()
-        ]
-        base = zero[0] if zero else levels[name][0]
-        for level in levels[name]:
-            if level == base:
-                continue
-            D = differences[level] - differences[base]
-            own = [j for j in alone if np.allclose(D[:, j], 1.0)]
-            label = design.names[own[0]] if len(own) == 1 else f"{name}[{level}]"
-            out.append(_known_direction(label, X, D))
-    return out
-
-
-def directions_note(directions: Sequence[Direction]) -> str:
-    """Say which variables change several columns, and which have no effect; empty if neither."""
-    text = ""
-    if several := [one.name for one in directions if one.plain is None and one.A is not None]:
-        text += f" {', '.join(several)}: through all terms."
-    if absent := [one.name for one in directions if one.A is None]:
-        text += (
-            f" {', '.join(absent)}: not shown, since sums of the columns do not give the derivative; "
-            "effect() and plot_effect() show it along its range."
-        )
-    return text
-
-
-def _inside(low: float, high: float) -> tuple[float, float]:
-    """Return limits a little further inside, so that steps to the sides stay between them."""
-    margin = 1e-3 * (high - low)
-    return low + margin, high - margin
-
-
-def _is_of(terms: Sequence[Any], text: str, name: str) -> bool:
-    return any(term_text(term) == text and term_columns(term) == (name,) for term in terms)
-
-
-def _known_direction(name: str, X: Floats, D: Floats) -> Direction:
-    known = np.isfinite(X).all(axis=1) & np.isfinite(D).all(axis=1)
-    if known.sum() < 2 * X.shape[1]:
-        return Direction(name, None)
-    return direction_of(name, X[known], D[known])
-
-
-def known_limits(agreement: RowsAgreement, design: RowsDesign) -> dict[str, tuple[float, float]]:
-    """Return the limits of columns: bounds of their splines, else two deviations about the mean.
-
-    They follow from the formula and from moments of the design that the fit has released. Columns of which
-    neither is known are absent.
-    """
-    bounds: dict[str, tuple[float, float]] = {}
-    moments: dict[str, tuple[float, float]] = {}
-    for term in agreement.question.read_terms():
-        if len(term) > 1:
-            continue
-        outer, text = term[0].tree, term_text(term)
-        function, state = "", dict[str, Any]()
-        tree = outer
-        if isinstance(outer, Transform):
-            function, tree = outer.function, outer.operand
-            state = dict(agreement.spec.state.get(outer.text, {}))
-        if not isinstance(tree, Column):
-            continue
-        if function in SPLINES:
-            ends = state["knots"][0], state["knots"][-1]
-            if state.get("lower_bound") is not None:
-                ends = state["lower_bound"], state["upper_bound"]
-            bounds.setdefault(tree.name, (float(ends[0]), float(ends[1])))
-        elif state.get("norms2"):  # of a polynomial, whose first column is x less its mean
-            n, squares = (float(state["norms2"][degree]) for degree in "01")
-            moments[tree.name] = float(state["alpha"]["0"]), (squares / n) ** 0.5
-        elif function in ("", "center", "scale") and text in design.names:
-            j, unit = design.names.index(text), float(state.get("scale") or 1.0)
-            mean = unit * float(design.mean[j]) + float(state.get("center") or 0.0)
-            moments[tree.name] = mean, unit * float(design.spread[j])
-    ranges = {name: (mean - SPREADS * sd, mean + SPREADS * sd) for name, (mean, sd) in moments.items()}
-    return ranges | bounds
 
 
 SPANNING_ROWS, REMAINS = 400, 1e-8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import pandas as pd
 from statsmodels.genmod import families
 
 from fedstat.errors import DesignError, NotAvailableError
-from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.coding import build_offset
+from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
@@ -80,18 +80,6 @@ def _require_columns(frame: pd.DataFrame, agreement: RowsAgreement) -> None:
     absent = [f"{name!r} ({what})" for name, what in role.items() if name not in frame.columns]
     if absent:
         raise DesignError(f"predict: the new rows lack the column {', '.join(absent)}")
-
-
-def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame) -> tuple[Bools, Floats]:
-    """Code rows as the sites coded theirs: which are complete (n,), and the design of these (m, p)."""
-    seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
-    if agreement.question.terms:
-        first = int(design.intercept)
-        part = agreement.spec.part(agreement.question.terms)
-        spec = replace(part, names=design.names[first:], term_names=design.term_names[first:])
-        block = apply_block(frame, spec)
-        seen, X = block.seen, block.X
-    return seen, np.column_stack([np.ones(len(X)), X]) if design.intercept else X
 
 
 def _known_part(frame: pd.DataFrame, question: RowsRequest) -> Floats:

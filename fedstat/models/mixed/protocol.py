@@ -12,6 +12,7 @@ from scipy.linalg import block_diag
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
 from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
 from fedstat.federation.design.formula.terms import RandomTerm, parse_term
 from fedstat.federation.design.horizontal_design import RowsDesign
@@ -31,9 +32,11 @@ from fedstat.models.horizontal.clusters import (
 )
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import ChangesRequest
+from fedstat.models.margins import MeanJet, change_at
 from fedstat.models.mixed.steps import (
     MixedRequest,
-    averaged_slopes,
+    averaged_means,
     effect_units,
     first_parameters,
     has_dispersion,
@@ -414,16 +417,37 @@ class MixedFit:
 
         Columns of the random effects are at their means.
         """
+        (_, first, second, third, _), by_factor = self._means_at(row[None, :])
+        return float(first[0]), second[0] * row, third[0] * by_factor
+
+    def change_at(self, one: Direction, row: Floats) -> tuple[float, Floats]:
+        """Return the effect of a variable at a row (p,), and its slopes in coefficients and factors."""
+        place, B = np.eye(len(row) + 1), self.params[None, :]
+
+        def jet(X: Floats) -> MeanJet:
+            mean, first, second, _, _ = self._means_at(X)[0]
+            return mean[:, None], first[:, None, None], second[:, None, None, None]
+
+        effect, slopes = change_at(one, row, place, B, jet)
+        means, by_factor = self._means_at(row[None, :] if one.ends is None else np.array(one.rows(row)))
+        if one.ends is None:
+            own = means[3][0] * (one.derivative(row) @ self.params)
+        else:
+            own = means[2][1] - means[2][0]
+        return float(effect[0]), np.append(slopes[0, 0], own * by_factor)
+
+    def _means_at(self, X: Floats) -> tuple[Floats, Floats]:
+        """Return averaged means at rows (m, p) with derivatives, (5, m), and half those of the variance.
+
+        Columns of the random effects are at their means, and the last are derivatives in the factors.
+        """
         effects = self.effects
         L, places = joint_factor(self.theta, effects.sizes)
         parts = zip(effects.mean, effects.shift, effects.scale, effects.basis, strict=True)
         z = np.concatenate([((mean - shift) / scale) @ B for mean, shift, scale, B in parts])
-        deviation = np.linalg.norm(z @ L)
-        first, second, third = averaged_slopes(
-            self.distribution, np.array([row @ self.params]), np.array([deviation])
-        )[:, 0]
-        product = np.outer(z, z @ L)
-        return float(first), second * row, third * np.array([product[place] for place in places])
+        deviation, product = np.linalg.norm(z @ L), np.outer(z, z @ L)
+        means = averaged_means(self.distribution, X @ self.params, np.full(len(X), deviation))
+        return means, np.array([product[place] for place in places])
 
 
 @dataclass(eq=False)
@@ -801,20 +825,31 @@ def moved_jet(jet: Floats, moves: Floats) -> Floats:
     return np.concatenate([jet[:1], np.tensordot(moves.T, jet[1 : 1 + K], 1), hessian[rows, columns]])
 
 
-def sum_slopes(session: RowsSession, fit: MixedFit) -> FitProtocol[tuple[float, Floats, Floats]]:
-    """Request the mean derivative of the means over rows, and its own ones in coefficients and factors."""
+def sum_slopes(
+    session: RowsSession, fit: MixedFit, single: bool, requested: ChangesRequest
+) -> FitProtocol[tuple[tuple[float, Floats, Floats], Floats, Floats]]:
+    """Request averages over rows: of derivatives of the means, and of their changes by variables.
+
+    The first are the mean derivative, if `single` effects of columns need it, and its own ones in
+    coefficients and factors; then follow effects (V,) of the requested changes, and their slopes (V, p + K).
+    """
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.reopen(fit)
     start = np.linalg.solve(newton.translation, fit.params)
     arrays = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
-    replies = yield session.request_all("sum_effects", arrays)
-    n = float(fit.design.n.sum())
-    by_params = np.linalg.solve(newton.translation.T, add(replies, "second")) / n
-    return (
-        float(add(replies, "first")) / n,
-        np.asarray(by_params, dtype=np.float64),
-        add(replies, "third") / n,
-    )
+    n, p, K = float(fit.design.n.sum()), len(fit.params), fit.effects.K
+    slope, by_params, by_theta = 1.0, np.zeros(p), np.zeros(K)
+    if single:
+        replies = yield session.request_all("sum_effects", arrays)
+        slope, by_theta = float(add(replies, "first")) / n, add(replies, "third") / n
+        by_params = np.asarray(np.linalg.solve(newton.translation.T, add(replies, "second")) / n)
+    effects, slopes = np.zeros(0), np.zeros((0, p + K))
+    if requested.changes:
+        replies = yield session.request_all("sum_changes", arrays, to_json(requested))
+        in_units = np.linalg.solve(newton.translation.T, add(replies, "slopes").T).T
+        effects = add(replies, "effects") / n
+        slopes = np.column_stack([in_units, add(replies, "factors")]) / n
+    return (slope, by_params, by_theta), effects, slopes
 
 
 def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:

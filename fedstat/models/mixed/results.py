@@ -14,6 +14,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
+from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
@@ -23,11 +24,11 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.clusters import other_model
-from fedstat.models.horizontal.effects import directions_note, variable_directions
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import code_frame, predict_rows
+from fedstat.models.horizontal.prediction import predict_rows
 from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
-from fedstat.models.margins import MarginalEffects
+from fedstat.models.horizontal.variable_changes import changes_request
+from fedstat.models.margins import MarginalEffects, at_one_row, directions_note, plain_places, shown_effects
 from fedstat.models.mixed.degrees import (
     CoefficientCovariance,
     KenwardRoger,
@@ -732,9 +733,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     ) -> MarginalEffects:
         """Marginal effects on the mean of the response, averaged over the random effects.
 
-        They are for the population: a change of a column changes the mean over groups by so much, while
-        coefficients are for a given group. Errors are by the delta method, and include those of the variances
-        of the random effects. Effects of linear models are their coefficients.
+        They are for the population: a change of a variable changes the mean over groups by so much, while
+        coefficients are for a given group. A variable with random slopes also changes the variance of the
+        predictor, and so the mean. Errors are by the delta method, and include those of the variances of the
+        random effects. Variables are those of :meth:`fedstat.results.GLMResults.get_margeff`.
 
         Parameters
         ----------
@@ -743,8 +745,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             means of the columns, which needs no message.
         method : {"dydx"}
         columns : bool
-            Effects of the columns of the design, one by one. By default a variable with several columns, as
-            in ``x + I(x ** 2)``, has one effect through all of them in linear models, and none elsewhere.
+            Effects of the columns of the design, one by one, by the fixed terms alone.
 
         Returns
         -------
@@ -771,63 +772,73 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         fit, first = self._record.fit, int(self._record.fit.design.intercept)
         beta, p, K = fit.params, len(fit.params), fit.effects.K
         cov: Floats = fit.cov if self.cov_type == "model" else fit.robust
-        slope, by_params, by_theta = 1.0, np.zeros(p), np.zeros(K)
-        if fit.sums is None:
-            if at == "overall":
-                slope, by_params, by_theta = self._after_fit(
-                    "get_margeff()", FAMILY, partial(sum_slopes, fit=fit)
-                )
-            elif self.basis.agreement.question.offsets:
-                raise NotAvailableError(
-                    "get_margeff: at='mean' needs a value of the offset, but its mean is unknown; use "
-                    "at='overall'"
-                )
-            else:
-                slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
-            if self.cov_type == "model" and fit.joint is not None:
-                cov = fit.joint
+        linear, names = fit.sums is not None, list(self.estimate.names)
+        directions = [] if columns else self._directions(at)
+        several = [one for one in directions if one.plain is None and not one.problem]
+        asked = [one for one in several if at == "overall" and not (linear and one.at_a_row)]
+        single = not linear and (columns or bool(plain_places(directions)))
+        (slope, by_params, by_theta), changed = (1.0, np.zeros(p), np.zeros(K)), dict[str, Any]()
+        if at == "overall" and (single or asked):
+            requested = changes_request(asked)
+            (slope, by_params, by_theta), effects, slopes = self._after_fit(
+                "get_margeff()", FAMILY, partial(sum_slopes, fit=fit, single=single, requested=requested)
+            )
+            changed = {one.name: both for one, *both in zip(asked, effects.tolist(), slopes, strict=True)}
+        elif not linear and self.basis.agreement.question.offsets:
+            raise NotAvailableError(
+                "get_margeff: at='mean' needs a value of the offset, but its mean is unknown; use "
+                "at='overall'"
+            )
+        elif not linear:
+            slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
+            changed = {one.name: fit.change_at(one, fit.design.mean) for one in several}
+        if not linear and self.cov_type == "model" and fit.joint is not None:
+            cov = fit.joint
+        if linear:
+            for one in several:
+                if one.name not in changed:
+                    D = one.derivative(fit.design.mean)
+                    changed[one.name] = D @ beta, np.append(D, np.zeros(K))
+        found = {}
+        for j, name in list(enumerate(names))[first:] if columns else plain_places(directions):
+            own = np.concatenate([slope * np.eye(p)[j] + beta[j] * by_params, beta[j] * by_theta])
+            found[name] = slope * beta[j], own, self.df.iloc[j]
+        for name, (effect, slopes) in changed.items():
+            # A combination has the fewest degrees of freedom of its coefficients.
+            found[name] = effect, slopes, self.df[np.abs(slopes[:p]) > 0.0].min()
+        shown = shown_effects(found, directions)
+        jacobian, used = np.zeros((len(shown), len(cov))), min(len(cov), p + K)
+        jacobian[:, :used] = np.array([found[name][1] for name in shown])[:, :used]
         known = (
             " A variance is zero, or effects determine each other: errors take the variances as known, and "
             "are too small if the variance is not zero."
         )
-        jacobian = np.zeros((p, len(cov)))
-        jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
-        if len(cov) > p:
-            jacobian[:, p : p + K] = np.outer(beta, by_theta)
-        effects, names, df = slope * beta, list(self.estimate.names), self.df.to_numpy()
-        directions = [] if columns else variable_directions(self.basis.agreement, fit.design)
-        if fit.sums is None:  # sums of slopes with the columns are not released
-            directions = [one if one.plain is not None else replace(one, A=None) for one in directions]
-        kept = (
-            [one.plain for one in directions if one.plain is not None] if directions else [*range(first, p)]
-        )
-        along = [one for one in directions if one.plain is None and one.A is not None]
-        if along:
-            D = np.array([np.append(1.0, fit.design.mean) @ one.A for one in along if one.A is not None])
-            more = np.zeros((len(D), len(cov)))
-            more[:, :p] = D
-            effects, jacobian = np.append(effects, D @ beta), np.vstack([jacobian, more])
-            names += [one.name for one in along]
-            kept += range(p, p + len(along))
-            # A combination has the fewest degrees of freedom of its coefficients.
-            df = np.append(df, [df[one != 0.0].min() for one in D])
         made = MarginalEffects(
-            [names[j] for j in kept],
-            effects[kept],
-            jacobian[kept],
+            shown,
+            np.array([found[name][0] for name in shown]),
+            jacobian,
             cov,
-            test_distribution=stats.t(df[kept]),
+            test_distribution=stats.t(np.array([found[name][2] for name in shown])),
             student=True,
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows" if at == "overall" else "At the mean of every column")
             + ", averaged over the random effects. Errors by the delta method."
             + directions_note(directions)
-            + known * (fit.sums is None and fit.joint is None)
-            + " Robust errors take the variances as known."
-            * (fit.sums is None and self.cov_type == "robust"),
+            + known * (not linear and fit.joint is None)
+            + " Robust errors take the variances as known." * (not linear and self.cov_type == "robust"),
         )
         return made_from(made, self)
+
+    def _directions(self, at: str) -> list[Direction]:
+        """Return how design rows change with each variable, columns of random effects included."""
+        fit = self._record.fit
+        found = variable_directions(self.basis.agreement, fit.design)
+        if fit.sums is None:  # the mean of a linear model does not depend on random effects
+            random = {name for term in fit.effects.terms for name in term.effect_columns}
+            found = [replace(one, plain=None, A=None) if one.variable in random else one for one in found]
+            found = [replace(one, ends=None) if one.variable in random else one for one in found]
+        return at_one_row(found, at) if at == "mean" else found
 
     # -- summary ---------------------------------------------------------------------------------
 

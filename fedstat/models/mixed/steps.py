@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -19,8 +20,8 @@ from fedstat.federation.design.horizontal_steps import (
     rows_of,
     translation,
 )
-from fedstat.federation.design.site_rows import INTERCEPT
-from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, WorkingWeights
+from fedstat.federation.design.site_rows import INTERCEPT, CompleteRows
+from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, RowBlock, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -45,7 +46,9 @@ from fedstat.models.horizontal.clusters import (
     own_inverse,
     sum_corrected,
 )
-from fedstat.models.horizontal.rows import NO_MEANS, glm_rows, require_response, summed
+from fedstat.models.horizontal.rows import NO_MEANS, RowsAtPoints, glm_rows, require_response, summed
+from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
+from fedstat.models.margins import MeanJet
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -610,15 +613,18 @@ class GroupedMeans:
     """Rows with vectors at points: their means, or the slopes of these, averaged over the random effects."""
 
     site: MixedRows
-    rows: slice
+    rows: slice | Ints
 
     @property
     def columns(self) -> Floats:
         """Columns of the design and of the effects, (m, p + r)."""
         return self.site.by_group().wide[self.rows]
 
-    def vectors(self, points: tuple[bytes, ...]) -> Floats:
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means times weights at points, or three derivatives of the means, (m, k)."""
+        for point in points:
+            if not isinstance(point, bytes):
+                point[-1]()
         found = [self.site.keep(f"means {point.hex()}", lambda p=point: self._at(p)) for point in points]
         return np.column_stack(found)[self.rows]
 
@@ -628,7 +634,7 @@ class GroupedMeans:
         if not key.startswith(SLOPES):
             return row_vectors(distribution, at.shape, rows, score_at(self.site, at)[3])
         deviation = np.linalg.norm(rows.Z @ at.L, axis=1)
-        return averaged_slopes(distribution, rows.X @ at.beta + rows.offset, deviation).T
+        return averaged_means(distribution, rows.X @ at.beta + rows.offset, deviation)[1:4].T
 
     def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
@@ -636,7 +642,7 @@ class GroupedMeans:
 
     def every(self, first: int, step: int) -> GroupedMeans:
         """Return every n-th row, from the first on."""
-        return replace(self, rows=slice(first, None, step))
+        return replace(self, rows=np.arange(self.site.n)[self.rows][first::step])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -843,18 +849,19 @@ def joint_factor(packed: Floats, sizes: Sequence[int]) -> tuple[Floats, list[tup
     return block_diag(*unpack_factors(packed, sizes)), places
 
 
-def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floats) -> Floats:
-    """Average the first three derivatives of the mean over normal effects, (3, n).
+def averaged_means(distribution: DistributionSpec, eta: Floats, deviation: Floats) -> Floats:
+    """Average the mean and its first four derivatives over normal effects, (5, n).
 
     The linear predictor has mean `eta` (n,) and standard deviation `deviation` (n,).
     """
-    out = np.zeros((3, len(eta)))
+    out = np.zeros((5, len(eta)))
     x, weights = np.polynomial.hermite_e.hermegauss(AVERAGED_NODES)
     for node, weight in zip(x, weights / weights.sum(), strict=True):
         if distribution.name == "Binomial":
             mean = expit(eta + deviation * node)
-            first = mean * (1.0 - mean)
-            out += weight * np.array([first, first * (1.0 - 2.0 * mean), first * (1.0 - 6.0 * first)])
+            first, apart = mean * (1.0 - mean), 1.0 - 2.0 * mean
+            third, fourth = first * (1.0 - 6.0 * first), first * apart * (1.0 - 12.0 * first)
+            out += weight * np.array([mean, first, first * apart, third, fourth])
         else:
             out += weight * np.exp(eta + deviation * node)
     return out
@@ -893,6 +900,116 @@ def sum_effects(
         "second": site.to_own.T @ (rows.X.T @ slopes[:, 1]),
         "third": point.in_factors(third),
     }
+
+
+@step(
+    FAMILY,
+    "start sum_products sum_scores sum_effects",
+    takes=POINT,
+    releases={
+        "effects": summed("changes of the means by each variable", behind=WEIGHTED),
+        "slopes": summed("their derivatives by the coefficients", 2, behind=WEIGHTED),
+        "factors": summed("their derivatives by the factors of the effects", 2, behind=WEIGHTED),
+    },
+    request=ChangesRequest,
+    requests=control("variables that change", common=True),
+)
+def sum_changes(
+    data: SiteData,
+    state: State,
+    request: ChangesRequest,
+    beta: Floats,
+    factor: Floats,
+    basis: Floats,
+    dispersion: Array,
+) -> dict[str, Array]:
+    """Sum the changes of the means, averaged over the random effects, by variables through all terms.
+
+    Released are ``effects`` (V,), with derivatives ``slopes`` (V, p) in the coefficients and ``factors``
+    (V, K) in the factors, which are zero for a normal response.
+    """
+    site, V, K = mixed_rows(state), len(request.changes), len(factor)
+    if site.request.distribution.least_squares:
+        check_lengths(data.name, beta=(beta, site.p))
+        means = AveragedMeans(site, site.to_own @ beta, np.zeros((0, 0)))
+    else:
+        point = placed(data, state, beta, factor, basis, dispersion)
+        means = AveragedMeans(site, point.own().beta, point.own().L)
+    state.report(NO_MEANS)
+    sums = sum_changes_of(state, site.opened, request, means.coefficients, means)
+    slopes = sums.slopes[:, 0]
+    by_factor = [means.effects @ one[1:].T for one in slopes]
+    return {
+        "effects": sums.effects[:, 0],
+        "slopes": slopes[:, 0, 1 : 1 + site.p] @ site.to_own,
+        "factors": np.array([point.in_factors(one) for one in by_factor])
+        if means.L.size
+        else np.zeros((V, K)),
+    }
+
+
+@dataclass(eq=False)
+class AveragedMeans:
+    """Means of rows over the random effects, by predictors ``eta`` and ``v = L'z`` of the site's own columns.
+
+    The mean is that of ``f(eta + v'u)`` over standard normal u (q,). Without L (q, q) it is ``eta``.
+    """
+
+    site: MixedRows
+    beta: Floats
+    L: Floats
+    groups: bool = True
+    _seen: int = 0
+
+    @property
+    def point(self) -> tuple[bytes]:
+        """What identifies the means."""
+        return (np.concatenate([self.beta, self.L.ravel()]).tobytes(),)
+
+    @cached_property
+    def effects(self) -> Floats:
+        """Matrix (q, 1 + w) that takes a constant and the columns of the design to those of the effects."""
+        own, rows = self.site.opened, list[Floats]()
+        for level in sorted(self.site.levels, key=lambda level: level.term):
+            S = np.zeros((len(level.columns), 1 + len(own.scale)))
+            S[:, 0] = (own.shift[level.columns] - level.shift) / level.scale
+            S[np.arange(len(S)), 1 + level.columns] = own.scale[level.columns] / level.scale
+            rows.append(S)
+        return np.concatenate(rows)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """Coefficients of the predictors, (1 + q, w)."""
+        wide = np.pad(self.beta, (0, len(self.site.opened.scale) - len(self.beta)))[None, :]
+        return np.concatenate([wide, self.L.T @ self.effects[:, 1:]]) if self.L.size else wide
+
+    def jet(self, rows: CompleteRows, X: Floats) -> MeanJet:
+        """Return means with their derivatives by the predictors."""
+        eta = X[:, : len(self.beta)] @ self.beta + (0.0 if rows.offset is None else rows.offset)
+        if not self.L.size:
+            one = np.ones((len(eta), 1, 1))
+            return eta[:, None], one, np.zeros((len(eta), 1, 1, 1))
+        v = (self.effects[:, 0] + X @ self.effects[:, 1:].T) @ self.L
+        m = averaged_means(self.site.request.distribution, eta, np.linalg.norm(v, axis=1))
+        q = v.shape[1]
+        second = np.empty((len(eta), 1 + q, 1 + q))
+        second[:, 0, 0] = m[2]
+        second[:, 0, 1:] = second[:, 1:, 0] = m[3][:, None] * v
+        # As of a heat equation, d/dv = v d2/deta2.
+        second[:, 1:, 1:] = m[2][:, None, None] * np.eye(q) + m[4][:, None, None] * v[:, :, None] * v[:, None]
+        return m[0][:, None], np.column_stack([m[1], m[2][:, None] * v])[:, None], second[:, None]
+
+    def count(self, rows: CompleteRows) -> Floats:
+        """Every row counts once."""
+        return np.ones(len(rows.y))
+
+    def block(self, rows: CompleteRows, X: Floats) -> RowBlock:
+        """Return the rows as other sums have them."""
+        if not self.L.size:
+            return RowsAtPoints(glm_rows(rows, X), self.site.opened.question.intercept)
+        first, self._seen = self._seen, self._seen + len(X)
+        place = np.argsort(np.argsort(self.site.levels[0].code, kind="stable"))
+        return GroupedMeans(self.site, place[first : self._seen])
 
 
 def products_by_group(site: MixedRows, covariance: Floats, center: Floats) -> Floats:

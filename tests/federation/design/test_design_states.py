@@ -90,7 +90,7 @@ def test_rows_are_coded_as_in_the_stacked_table(right, added):
     coded = []
     for site in held.values():
         for rows in find_complete_rows(site._data, agreement.question):
-            coded_rows = design_matrix(rows, agreement.question, agreement.spec, "")
+            coded_rows = design_matrix(rows.frame, agreement.question, agreement.spec, "")
             coded.append(coded_rows.X)
     expected = np.asarray(model_matrix(right, FRAME))
     size = np.abs(expected).max(axis=0)
@@ -139,7 +139,7 @@ def test_transforms_that_cannot_be_are_named(right, kind, expected):
         agreement = agree(right, held=held)
         for site in held.values():
             for rows in find_complete_rows(site._data, agreement.question):
-                design_matrix(rows, agreement.question, agreement.spec, site.name)
+                design_matrix(rows.frame, agreement.question, agreement.spec, site.name)
 
 
 @pytest.mark.parametrize("added", [False, True])

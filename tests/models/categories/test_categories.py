@@ -277,7 +277,7 @@ def test_terms_are_tested_over_all_categories(multinomial, ordinal):
 
 @pytest.mark.parametrize("at", ["overall", "mean"])
 def test_marginal_effects_are_those_of_mnlogit(multinomial, mnlogit, at):
-    found, expected = multinomial.get_margeff(at), mnlogit.get_margeff(at=at)
+    found, expected = multinomial.get_margeff(at, columns=True), mnlogit.get_margeff(at=at)
     assert_allclose(found.margeff.to_numpy().reshape(4, 4).T, expected.margeff, atol=1e-9)
     assert_allclose(found.margeff_se.to_numpy().reshape(4, 4).T, expected.margeff_se, rtol=1e-7)
     assert found.margeff.index[0] == "poor: hours"

@@ -239,7 +239,7 @@ def test_score_and_wald_tests_are_those_of_statsmodels(response, structure):
 def test_margins_are_those_of_statsmodels(response):
     fit, expected = model_of(response).fit(cov_type="robust", local=False), pooled(response)
     for at in ("overall", "mean"):
-        ours, theirs = fit.get_margeff(at=at), expected.get_margeff(at=at)
+        ours, theirs = fit.get_margeff(at=at, columns=True), expected.get_margeff(at=at)
         order = list(expected.model.exog_names[1:])
         assert_allclose(ours.margeff[order], theirs.margeff, rtol=1e-7)
         assert_allclose(ours.margeff_se[order], theirs.margeff_se, rtol=1e-6)

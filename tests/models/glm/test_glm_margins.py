@@ -53,7 +53,7 @@ def test_effects_and_errors_are_those_of_statsmodels(case):
             continue  # logarithms of means that are negative
         # Derivatives by complex steps are exact, those by differences, of links without, are not.
         rtol = 2e-6 if case in ("probit", "cauchit", "cloglog", "loglog") else 1e-8
-        mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
+        mine, other = ours.get_margeff(columns=True, **request), theirs.get_margeff(**request)
         np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8, atol=1e-14, err_msg=str(request))
         np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=rtol, err_msg=str(request))
         np.testing.assert_allclose(mine.margeff_cov, other.margeff_cov, rtol=10 * rtol, atol=1e-9)
@@ -78,14 +78,16 @@ def derivative_errors(ours, frame):
 @pytest.mark.parametrize("case", ["probit", "cauchit", "loglog"])
 def test_errors_are_those_of_numerical_derivatives(case):
     ours, _ = both(case)
-    np.testing.assert_allclose(ours.get_margeff().margeff_se, derivative_errors(ours, FRAME), rtol=1e-6)
+    np.testing.assert_allclose(
+        ours.get_margeff(columns=True).margeff_se, derivative_errors(ours, FRAME), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("at", ["overall", "mean"])
 def test_columns_are_held_at_values(at):
     ours, theirs = both("logit")
     for method in ("dydx", "eyex"):
-        mine = ours.get_margeff(at=at, method=method, atexog={"x": 0.7, 3: 1.0})
+        mine = ours.get_margeff(at=at, method=method, atexog={"x": 0.7, 3: 1.0}, columns=True)
         other = theirs.get_margeff(at=at, method=method, atexog={1: 0.7, 3: 1.0})
         np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8, atol=1e-14)
         np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8, atol=1e-14)
@@ -97,7 +99,7 @@ def test_without_an_intercept_and_with_a_robust_covariance():
     for right, fit in (("0 + C(g) + x", {}), (RIGHT, {"cov_type": "HC0"})):
         ours, theirs = both("logit", right, **fit)
         for request in ({}, {"dummy": True}, {"at": "mean", "dummy": True}, {"method": "eyex"}):
-            mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
+            mine, other = ours.get_margeff(columns=True, **request), theirs.get_margeff(**request)
             np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8)
             np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8)
 
@@ -128,7 +130,7 @@ def test_strict_sites_answer_what_a_fit_asks_for():
     ours = fs.GLORE.from_formula(f"binary ~ {RIGHT}", partition(FRAME, policy=strict)).fit()
     _, theirs = both("logit")
     for request in ({}, {"dummy": True}, {"method": "eyex"}):
-        mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
+        mine, other = ours.get_margeff(columns=True, **request), theirs.get_margeff(**request)
         np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8)
 
 
@@ -149,6 +151,6 @@ def test_what_rows_alone_would_reveal_is_refused(tmp_path):
 
 
 def test_summary_prints_what_was_requested():
-    text = str(both("logit")[0].get_margeff(dummy=True).summary())
+    text = str(both("logit")[0].get_margeff(dummy=True, columns=True).summary())
     for shown in ("dy/dx", "at overall", "Changes from 0 to 1: C(g)[T.b], C(g)[T.c]", "std err"):
         assert shown in text

@@ -93,7 +93,7 @@ def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(right, resp
         name = next(one for one in found.margeff.index if one.endswith("[T.b]"))
         change = FRAME.assign(g="a"), FRAME.assign(g="b"), 1.0
         check(found, name, theirs, change, family)
-    assert ": through all terms" in " ".join(str(found).split())
+    assert "Through all terms: " in " ".join(str(found).split())
     single, other = ours.get_margeff(columns=True), theirs.get_margeff()
     by_name = pd.Series(other.margeff_se, index=theirs.params.index[1:])
     np.testing.assert_allclose(single.margeff_se, by_name[single.margeff_se.index], rtol=1e-5)
@@ -127,15 +127,41 @@ def test_weights_at_the_mean_and_elasticities():
     assert logs.get_margeff(method="dyex").margeff["z"] == pytest.approx(slope, rel=1e-6)
 
 
-def test_functions_whose_derivative_is_no_sum_of_columns_have_a_note_and_no_row():
-    fit = fs.FederatedGLM.from_formula("e ~ np.log(z) + x + I(x ** 2)", POOLED, family=BINOMIAL).fit()
+def test_what_has_no_effect_has_a_note_and_no_row():
+    fit = fs.FederatedGLM.from_formula("e ~ np.log(z) + x + I(x > 50) + z", POOLED, family=BINOMIAL).fit()
     found = fit.get_margeff()
-    assert list(found.margeff.index) == ["x"] and "z: not shown" in " ".join(str(found).split())
-    assert fit.effect("z", [2, 3]).shape[0] == 2  # the remedy of the note
-    assert list(fit.get_margeff(columns=True).margeff.index) == ["np.log(z)", "x", "I(x ** 2)"]
+    assert list(found.margeff.index) == ["z"] and "x: not shown, since a comparison" in " ".join(
+        str(found).split()
+    )
+    assert list(fit.get_margeff(columns=True).margeff.index) == list(fit.params.index[1:])
     alone = fs.FederatedGLM.from_formula("e ~ np.log(z)", POOLED, family=BINOMIAL).fit()
-    with pytest.raises(NotAvailableError, match="columns=True"):
-        alone.get_margeff()
+    assert list(alone.get_margeff().margeff.index) == ["z"]
+    with pytest.raises(NotAvailableError, match=r"at='overall'.* columns=True"):
+        alone.get_margeff(at="mean")
+    compared = fs.FederatedGLM.from_formula("e ~ I(x > 50) + z", POOLED, family=BINOMIAL).fit()
+    pooled = smf.glm("e ~ I(x > 50) + z", FRAME, family=BINOMIAL).fit()
+    p = [pooled.predict(FRAME.assign(x=x)).mean() for x in (0, 100)]
+    both = fs.FederatedGLM.from_formula("e ~ c + np.sqrt(c + 1)", POOLED, family=BINOMIAL).fit()
+    assert list(both.get_margeff(at="overall", method="dyex").margeff.index) == ["c"]
+    assert compared.get_margeff().margeff["I(x > 50)[T.True]"] == pytest.approx(p[1] - p[0], rel=1e-6)
+
+
+def test_numbers_of_zero_and_one_change_as_categories_do():
+    frame = FRAME.assign(t=(FRAME["g"] == "b").astype(int))
+    partition = fs.ClientPartition.from_frame(frame, by="s")
+    fit = fs.FederatedGLM.from_formula("e ~ t * z + x", partition, family=BINOMIAL).fit()
+    pooled = smf.glm("e ~ t * z + x", frame, family=BINOMIAL).fit()
+    p = [pooled.predict(frame.assign(t=t)).mean() for t in (0, 1)]
+    assert fit.get_margeff(dummy=True).margeff["t"] == pytest.approx(p[1] - p[0], rel=1e-6)
+    assert fit.get_margeff().margeff["t"] != pytest.approx(p[1] - p[0], rel=1e-3)
+    at = {"z": frame["z"].mean(), "x": frame["x"].mean()}
+    b, z = pooled.params, frame["z"].mean()
+    low = b["Intercept"] + b["z"] * z + b["x"] * at["x"]
+    expit = BINOMIAL.link.inverse
+    expected = expit(low + b["t"] + b["t:z"] * z) - expit(low)
+    assert fit.get_margeff(at="mean", dummy=True).margeff["t"] == pytest.approx(expected, rel=1e-6)
+    levels = fs.FederatedGLM.from_formula("e ~ C(t) * z + x", partition, family=BINOMIAL).fit()
+    assert levels.get_margeff().margeff["C(t)[T.1]"] == pytest.approx(p[1] - p[0], rel=1e-6)
 
 
 def test_values_are_not_fixed_where_columns_change_together():
@@ -146,7 +172,7 @@ def test_values_are_not_fixed_where_columns_change_together():
     fit.get_margeff(atexog={"x": 50}, columns=True)
 
 
-def test_other_families_combine_or_leave_out_what_is_no_effect():
+def test_linear_mixed_models_and_gee_combine_columns():
     square = "x + I(x ** 2) + z * g"
     mixed = fs.FederatedMixed.from_formula(f"y ~ {square} + (1 | c)", POOLED).fit()
     b = mixed.params
@@ -157,10 +183,6 @@ def test_other_families_combine_or_leave_out_what_is_no_effect():
     assert found.margeff_se["x"] == pytest.approx(np.sqrt(a @ V @ a), rel=1e-6)
     share = (FRAME["g"] == "b").mean() * b["z:g[T.b]"] + (FRAME["g"] == "c").mean() * b["z:g[T.c]"]
     assert found.margeff["z"] == pytest.approx(b["z"] + share, rel=1e-6)
-    levels = fs.FederatedMultinomial.from_formula("g ~ x + I(x ** 2) + z", POOLED).fit().get_margeff()
-    assert list(levels.margeff.index) == ["a: z", "b: z", "c: z"] and "x: not shown" in " ".join(
-        str(levels).split()
-    )
     text = "e ~ x + I(x ** 2) + z"
     gee = fs.FederatedGEE.from_formula(text, POOLED, groups="c", family=BINOMIAL).fit(cov_type="robust")
     theirs = smf.gee(text, "c", FRAME, family=BINOMIAL, cov_struct=sm.cov_struct.Independence()).fit()
@@ -168,15 +190,14 @@ def test_other_families_combine_or_leave_out_what_is_no_effect():
 
 
 @pytest.mark.parametrize("policy", ["open", "strict"])
-def test_nothing_new_is_released(policy):
-    """Effects of variables follow from the sums with the columns that elasticities need."""
+def test_effects_of_variables_release_their_sums_alone(policy):
     p = fs.ClientPartition.from_frame(FRAME, by="s", policy=policy)
-    fit = fs.GLORE.from_formula("e ~ x + I(x ** 2) + z", p).fit()
-    arrays = []
-    for options in ({"method": "dyex", "columns": True}, {}):
-        fit.get_margeff(**options)
-        arrays.append({(one.step, one.array) for one in p.sites["A"].ledger.entries})
-    assert arrays[0] == arrays[1] and ("sum_effects", "first") in arrays[0]
+    fit = fs.GLORE.from_formula("e ~ x + I(x ** 2) + z * g", p).fit()
+    found = fit.get_margeff()
+    by_step = {(one.step, one.array) for one in p.sites["A"].ledger.entries}
+    assert {array for step, array in by_step if step == "sum_changes"} == {"inside", "effects", "slopes"}
+    assert not [step for step, _ in by_step if step == "sum_effects"]  # no variable is one column
+    assert list(found.margeff.index) == ["x", "z", "g[T.b]", "g[T.c]"]
 
 
 def test_a_direction_is_found_only_where_changes_are_linear_in_the_rows():

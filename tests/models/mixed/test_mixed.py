@@ -405,26 +405,32 @@ def test_marginal_effects_are_averages_over_rows_and_random_effects(effects):
     formula = f"relapse ~ month + ({effects} | patient)"
     fit = model_of(formula, table, family=sm.families.Binomial()).fit()
     record, X = fit._record.fit, np.column_stack([np.ones(len(table)), table["month"]])
-    Z = X[:, : 1 + ("month" in effects)]
     nodes, weights = np.polynomial.hermite_e.hermegauss(90)
 
-    def effect(parameters):
+    def mean(parameters, X):
         beta, theta = parameters[:2], parameters[2:]
         L = record.effects.factors_in_units(theta)[0]
-        eta = X @ beta + np.linalg.norm(Z @ L, axis=-1) * nodes[:, None]
-        mean = 1.0 / (1.0 + np.exp(-eta))
-        return beta[1] * (weights @ (mean * (1.0 - mean))).mean() / weights.sum()
+        eta = X @ beta + np.linalg.norm(X[:, : len(L)] @ L, axis=-1) * nodes[:, None]
+        return (weights @ (1.0 / (1.0 + np.exp(-eta)))).mean() / weights.sum()
+
+    def effect(parameters):
+        step = np.array([0.0, 1e-4])
+        return (mean(parameters, X + step) - mean(parameters, X - step)) / 2e-4
 
     at = np.append(record.params, record.theta)
-    slope = optimize.approx_fprime(at, effect, 1e-6)
+    slope = optimize.approx_fprime(at, effect, 1e-5)
     found = fit.get_margeff()
-    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
-    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
-    X, Z = X.mean(axis=0, keepdims=True), Z.mean(axis=0, keepdims=True)
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-4)
+    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-3)
+    if effects != "1":  # at one row of the design the variance of the predictor does not follow from it
+        with pytest.raises(NotAvailableError, match="at='overall'"):
+            fit.get_margeff(at="mean")
+        return
+    X = X.mean(axis=0, keepdims=True)
     found = fit.get_margeff(at="mean")
-    slope = optimize.approx_fprime(at, effect, 1e-6)
-    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
-    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
+    slope = optimize.approx_fprime(at, effect, 1e-5)
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-4)
+    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-3)
 
 
 def test_marginal_effects_of_a_linear_model_are_its_coefficients():

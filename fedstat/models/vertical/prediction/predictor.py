@@ -11,6 +11,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
@@ -27,6 +28,7 @@ from fedstat.models.vertical.prediction.marginal_effects import (
     FittedMean,
     ProjectedEntities,
     effects_over_columns,
+    site_directions,
 )
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
@@ -203,10 +205,16 @@ class VerticalPredictions(CoefficientResults):
         atexog: Mapping[int | str, float] | None = None,
         dummy: bool = False,
         count: bool = False,
+        columns: bool = False,
     ) -> MarginalEffects:
-        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+        """Marginal effects of the variables on the mean of the response, with errors by the delta method.
 
-        ``at="mean"`` sends no requests. ``at="overall"`` averages over the entities of the fit that every
+        They are those of :meth:`fedstat.results.GLMResults.get_margeff`: derivatives through all terms, as of
+        ``x + I(x ** 2)``, and differences between levels of categories; ``columns=True`` gives those of
+        statsmodels, of single columns. A variable in a logarithm or a spline has no effect here, and a note.
+
+        ``at="mean"`` sends no requests, or one for the coding of the columns if a variable is in several.
+        ``at="overall"`` averages over the entities of the fit that every
         site has: as for :meth:`get_prediction`, the coordinator receives linear predictors of these and
         projections of their columns on the covariance of the estimates, which reveal the columns. After a
         lasso or an elastic net of VerticalGLM, the effects are those of its ``refit``.
@@ -219,6 +227,8 @@ class VerticalPredictions(CoefficientResults):
             Derivative, elasticity, or a semi-elasticity; for averages only "dydx" and "eydx".
         atexog, dummy, count
             Not available: they need values of one column together with those of all others.
+        columns : bool
+            Effects of the columns of the design, one by one.
 
         Returns
         -------
@@ -253,8 +263,32 @@ class VerticalPredictions(CoefficientResults):
             of = self.estimate.sites[1:]
             return self._margin_predictor().project(of, self._model.partition, factor)
 
+        def directions(logarithmic: bool) -> list[Direction]:
+            est = self.estimate
+            plain = est.names[1:] == est.terms[1:] and all(map(str.isidentifier, est.names))
+            if columns or plain:
+                return []
+            if self._model is None:
+                raise NotAvailableError(
+                    "get_margeff: results from a file do not know how columns are coded; fit the model "
+                    "again, or give columns=True for the effects of single columns"
+                )
+            specs, of = self._margin_specs(), np.array(est.sites)
+            return [
+                one
+                for site in dict.fromkeys(est.sites[1:])
+                for one in site_directions(
+                    BlockSpec.from_json(specs[site]), np.flatnonzero(of == site), len(of), logarithmic
+                )
+            ]
+
         others: dict[str, Any] = {"atexog": atexog, "dummy": dummy, "count": count}
-        return made_from(effects_over_columns(mean, at, method, project, others=others), self)
+        made = effects_over_columns(mean, at, method, project, directions=directions, others=others)
+        return made_from(made, self)
+
+    def _margin_specs(self) -> Mapping[str, str]:
+        """Return the coding of columns by site, which is requested from the sites if it is not known."""
+        return self._predictor().blocks.specs
 
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
         """Evaluate the agreement of predictions with the response, at the site that holds it.

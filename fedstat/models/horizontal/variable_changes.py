@@ -1,0 +1,221 @@
+"""Effects of variables at a site: changes of the means of its rows, which are coded again.
+
+A variable changes by its derivative through all terms, or from one level to another. With predictors ``eta =
+X B'`` the mean of a row changes by ``f'(eta) D B'``, where D is the derivative of its design row, or by the
+difference of two means. The sums over rows of these changes and of their derivatives by the coefficients are
+released. The vectors by which columns are multiplied in them are reported to the disclosure checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.derivatives import Direction
+from fedstat.federation.design.horizontal_steps import OpenRows
+from fedstat.federation.design.site_rows import CompleteRows
+from fedstat.federation.disclosure.facts import FittedMeanSums, RowBlock, SummedProducts, WorkingWeights
+from fedstat.federation.disclosure.state import State
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.models.margins import MeanJet
+from fedstat.typing import Floats
+
+MOST_CHANGES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A variable that changes: by its derivative, or from a level `low` to another one, `high`."""
+
+    variable: str
+    low: LevelValue | None = None
+    high: LevelValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesRequest:
+    """Changes whose effects are requested; `logarithmic`: derivatives by the logarithms of the variables."""
+
+    changes: tuple[Change, ...]
+    logarithmic: bool = False
+
+
+def changes_request(directions: Sequence[Direction], logarithmic: bool = False) -> ChangesRequest:
+    """Request the effects of variables."""
+    changes = (Change(one.variable, *(one.levels or ())) for one in directions)
+    return ChangesRequest(tuple(changes), logarithmic)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedSums:
+    """Sums over rows of the changes of the means, (V, J), and their derivatives by the coefficients.
+
+    `slopes` are (V, J, K, p + 1), where the first of the last axis belongs to a constant in the predictors.
+    """
+
+    effects: Floats
+    slopes: Floats
+
+    @property
+    def finite(self) -> bool:
+        """Whether all sums are finite."""
+        return bool(np.isfinite(self.effects).all() and np.isfinite(self.slopes).all())
+
+
+@dataclass(frozen=True, slots=True)
+class VariableVectors:
+    """The origin of vectors that only the step which summed with them knows."""
+
+    changes: str
+
+    def __call__(self, *_: Any) -> Floats:
+        """Refuse to compute them for other rows."""
+        raise MessageError("sums for changes of variables end a session; open the rows again")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedRows:
+    """Rows of a design as the model's own checks see them, with the vectors (m, k) of changes at `point`."""
+
+    rows: RowBlock
+    point: Any
+    own: Floats
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, and a constant."""
+        return self.rows.columns
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Return the vectors at points side by side, (m, k)."""
+        found = (self.own if one == self.point else self.rows.vectors((one,)) for one in points)
+        return np.column_stack(list(found))
+
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
+
+    def every(self, first: int, step: int) -> ChangedRows:
+        """Return every n-th row, from the first on."""
+        return ChangedRows(self.rows.every(first, step), self.point, self.own[first::step])
+
+
+class SiteMeans(Protocol):
+    """The means of a model at a site, at the coefficients of a request; `groups` as of the other sums."""
+
+    @property
+    def groups(self) -> bool:
+        """Whether rows are parts of groups that are integrated."""
+
+    @property
+    def point(self) -> tuple[Any, ...]:
+        """What identifies the means."""
+
+    def jet(self, rows: CompleteRows, X: Floats) -> MeanJet:
+        """Return means of rows at a design (m, p) of the site's own columns, and their derivatives."""
+
+    def count(self, rows: CompleteRows) -> Floats:
+        """Return how often each row counts, (m,)."""
+
+    def block(self, rows: CompleteRows, X: Floats) -> RowBlock:
+        """Return the rows as the checks of other sums of this model see them."""
+
+
+def sum_changes_of(
+    state: State,
+    opened: OpenRows,
+    request: ChangesRequest,
+    B: Floats,
+    means: SiteMeans,
+    flat: Callable[[], bool] | None = None,
+) -> ChangedSums:
+    """Sum the effects of changes over the rows of a session, and report the vectors of the sums.
+
+    B (K, p) are coefficients of the site's own columns.
+    """
+    if not 0 < len(request.changes) <= MOST_CHANGES:
+        raise MessageError(f"{opened.data.name}: expected 1 to {MOST_CHANGES:,} changes of variables")
+    for change in request.changes:
+        _check_change(opened, change)
+    effects, slopes, blocks, vectors = list[Floats](), list[Floats](), list[ChangedRows](), list[Floats]()
+    point = (*means.point, VariableVectors(repr(request)))
+    for rows, X in opened.chunks():
+        found = [_changed(opened, rows, X, one, request.logarithmic, B, means) for one in request.changes]
+        w = means.count(rows)
+        effects.append(np.array([w @ effect for effect, _, _ in found]))
+        slopes.append(np.array([summed(w) for _, summed, _ in found]))
+        # A value that is not finite becomes zero, and reveals nothing.
+        own = np.nan_to_num(np.column_stack([one for _, _, one in found]), posinf=0.0, neginf=0.0)
+        vectors.append(own * w[:, None])
+        blocks.append(ChangedRows(means.block(rows, X), point, vectors[-1]))
+    V, (J, K) = np.concatenate(vectors), slopes[0].shape[1:3]
+    # Effects at many coefficients add up: each session adds columns to the history of those released. Slopes
+    # of several categories or predictors are compared within the session, as those of other sums are.
+    first = np.cumsum([0, *(one.shape[1] for _, _, one in found)])[:-1]
+    entered = V[:, (first[:, None] + np.arange(J + (J == K == 1))).ravel()]
+    state.report(
+        WorkingWeights(lambda: np.abs(V).T, flat=flat),
+        FittedMeanSums(opened, len(V), point, lambda: blocks, groups=means.groups),
+        SummedProducts(lambda: iter([entered]), ["effects"] * entered.shape[1], np.flatnonzero(opened.used)),
+    )
+    return ChangedSums(np.sum(effects, axis=0), np.sum(slopes, axis=0))
+
+
+def _changed(
+    opened: OpenRows,
+    rows: CompleteRows,
+    X: Floats,
+    change: Change,
+    logarithmic: bool,
+    B: Floats,
+    means: SiteMeans,
+) -> tuple[Floats, Callable[[Floats], Floats], Floats]:
+    """Return changes of means (m, J), a function that sums slopes, and the vectors behind both (m, k)."""
+    m, p = X.shape
+    with np.errstate(all="ignore"):
+        if change.low is None or change.high is None:
+            D = opened.derivative(rows, X, change.variable, logarithmic)
+            _, first, second = means.jet(rows, X)
+            along = D @ B.T
+            effect = np.einsum("mjk,mk->mj", first, along)
+            bend = np.einsum("mjkl,ml->mjk", second, along)
+            others = np.flatnonzero(D.any(axis=0))
+            moved = first[..., None] * D[:, None, None, others] + bend[..., None] * X[:, None, None, others]
+        else:
+            low, high = (opened.at_level(rows, X, change.variable, one) for one in (change.low, change.high))
+            a, b = (means.jet(rows, one) for one in (low, high))
+            effect, bend = b[0] - a[0], b[1] - a[1]
+            others = np.flatnonzero(((low != X) | (high != X)).any(axis=0))
+            moved = (
+                b[1][..., None] * high[:, None, None, others] - a[1][..., None] * low[:, None, None, others]
+            )
+    rest = np.setdiff1d(np.arange(p), others)
+
+    def slopes(w: Floats) -> Floats:
+        out = np.zeros((*bend.shape[1:], p + 1))
+        out[..., 0] = np.einsum("m,mjk->jk", w, bend)
+        out[..., 1 + rest] = np.einsum("mjk,mq->jkq", w[:, None, None] * bend, X[:, rest])
+        out[..., 1 + others] = np.einsum("m,mjkq->jkq", w, moved)
+        return out
+
+    return effect, slopes, np.column_stack([one.reshape(m, -1) for one in (effect, bend, moved)])
+
+
+def _check_change(opened: OpenRows, change: Change) -> None:
+    """Require a variable of the design; between two of its levels, or those of a column of zeros and ones."""
+    name, spec = change.variable, opened.spec.part(opened.question.terms)
+    where = f"{opened.data.name}: column {name!r}"
+    if name not in spec.columns:
+        raise MessageError(f"{where} is not a column of this model")
+    levels = spec.levels.get(name)
+    if levels is None and change.high is not None:
+        if not opened.is_binary(name):
+            raise MessageError(f"{where} has other values than 0 and 1, between which a change was requested")
+        levels = (0.0, 1.0)
+    derivative = change.high is None
+    if derivative != (levels is None) or (levels is not None and not {change.low, change.high} <= {*levels}):
+        raise MessageError(f"{where}: expected a derivative of a number, or a change between two levels")
