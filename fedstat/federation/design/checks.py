@@ -121,7 +121,7 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
     constant = np.flatnonzero(norm <= CONSTANT_TOLERANCE * size * np.sqrt(n))
     if constant.size:
         raise DesignError(
-            f"design column{'s' * (len(constant) > 1)} {name_all([names[j] for j in constant])}{where} "
+            f"design column{'s' * (len(constant) > 1)} {name_all([names[j] for j in constant.tolist()])}{where} "
             f"{'are' if len(constant) > 1 else 'is'} constant over {n:,} entities. Leave the term out, or "
             "merge the levels that it separates."
         )
