@@ -120,8 +120,9 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
     norm = np.sqrt(np.einsum("ij,ij->j", centered, centered))
     constant = np.flatnonzero(norm <= CONSTANT_TOLERANCE * size * np.sqrt(n))
     if constant.size:
+        found = name_all([names[j] for j in constant.tolist()])
         raise DesignError(
-            f"design column{'s' * (len(constant) > 1)} {name_all([names[j] for j in constant.tolist()])}{where} "
+            f"design column{'s' * (len(constant) > 1)} {found}{where} "
             f"{'are' if len(constant) > 1 else 'is'} constant over {n:,} entities. Leave the term out, or "
             "merge the levels that it separates."
         )
