@@ -79,6 +79,23 @@ class SurvivalCounts:
         return np.asarray(found)
 
     @property
+    def log_variance(self) -> Floats:
+        """Variance of the logarithm of the share that survives each interval, (G, J).
+
+        Greenwood's sum over events and censored rows in random order is ``d / (n (n - d - c))``: the error of
+        a curve that has their exact times. A constant ratio of hazards alone would give a smaller one.
+        """
+        n, d = self.at_risk, self.events
+        with np.errstate(divide="ignore", invalid="ignore"):
+            single = d / (n * (n - d))
+            if self.at_ends is None or self.events_at_ends is None:
+                return np.asarray(single)
+            n, at_end = self.at_start, self.events_at_ends
+            left = n - (d + self.censored - self.at_ends)
+            found = (d - at_end) / (n * left) + np.where(at_end > 0.0, at_end / (left * (left - at_end)), 0.0)
+        return np.asarray(np.where(left > 0.0, found, single))
+
+    @property
     def at_risk_at_ends(self) -> Floats:
         """Rows at risk at the end of each interval, (G, J): their time is not earlier.
 
@@ -91,20 +108,19 @@ class SurvivalCounts:
 def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> list[pd.DataFrame]:
     """Estimate the survival function of each group, with Greenwood's errors (Kaplan and Meier 1958).
 
-    Events are divided by :attr:`SurvivalCounts.at_risk`. Until the first event the lower limit is that of
+    Events are divided by :attr:`SurvivalCounts.at_risk`; errors are :attr:`SurvivalCounts.log_variance`. Until the first event the lower limit is that of
     Clopper and Pearson for no event among the rows at risk. Returns frames with columns ``time``, ``n_risk``
     (at this time), ``n_start`` (at the beginning of the interval), ``n_event``, ``n_censor``, ``survival``,
     ``std_error``, ``conf_low``, ``conf_high``; rows are the intervals with an event or a censored row.
     """
     out = []
     parts = (counts.events, counts.censored, counts.at_risk, counts.at_start, counts.at_risk_at_ends)
-    for d, c, n, start, at_end in zip(*parts, strict=True):
+    for d, c, n, start, at_end, variance in zip(*parts, counts.log_variance, strict=True):
         known = n > 0.0
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             survival = np.asarray(np.cumprod(np.where(known, 1.0 - d / n, np.nan)), dtype=np.float64)
-            # Greenwood's sum: the variance of log S; infinite once nobody survives.
-            log_variance = np.cumsum(np.where(known, d / (n * (n - d)), np.nan))
-            se = np.sqrt(log_variance)
+            # Infinite once nobody survives.
+            se = np.sqrt(np.cumsum(np.where(known, variance, np.nan)))
             low, high = share_interval(survival, se, conf_level, conf_type)
             greenwood = survival * se
         certain = survival == 1.0

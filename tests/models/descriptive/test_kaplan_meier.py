@@ -300,6 +300,26 @@ def test_times_within_intervals_are_in_random_order():
     assert_allclose(1.0 - 4.0 / counted(4.0, 6.0, 0.0).at_risk, 1.0 - 4.0 / 7.0)
 
 
+def test_errors_within_intervals_are_those_of_exact_times():
+    # The mean of Greenwood's sum over random orders of 30 events and 20 censored rows of 80.
+    rng, order = np.random.default_rng(1), np.repeat([1.0, 0.0], [30, 20])
+    n = 80.0 - np.arange(50.0)
+    exact = np.mean([(rng.permutation(order) / (n * (n - 1.0))).sum() for _ in range(4000)])
+
+    def counted(*cells):
+        cells = [np.array([[one]]) for one in cells]
+        return SurvivalCounts(np.array([10.0]), *cells[:2], np.array([30.0]), None, *cells[2:])
+
+    counts = counted(30.0, 20.0, 0.0, 0.0)
+    assert_allclose(counts.log_variance, exact, rtol=0.01)
+    frame = product_limit(counts, 0.95, "log-log")[0]
+    assert_allclose(frame["std_error"], frame["survival"] * np.sqrt(exact), rtol=0.005)
+    # Events at the end follow those within; with all times at the end it is Greenwood's term.
+    assert_allclose(counted(34.0, 20.0, 6.0, 4.0).log_variance, 30.0 / 84.0 / 36.0 + 4.0 / 36.0 / 32.0)
+    for ends in ((), (50.0, 30.0)):
+        assert_allclose(counted(30.0, 20.0, *ends).log_variance, 30.0 / 80.0 / 50.0)
+
+
 def test_means_of_blocks():
     values, code = np.array([5.0, 1.5, 2.5, 9.0, 4.0, 7.0, 7.0]), np.array([0, 0, 0, 0, 0, 1, 1])
     assert_allclose(block_means(code, values, 1), values)
