@@ -45,10 +45,20 @@ def table():
 ROWS = table()
 REPEATED = ROWS.loc[ROWS.index.repeat(ROWS["w"])].reset_index(drop=True)
 SURV = "Surv(t, e) ~ x + z"
+LABELS = {"labels": ["family"]}
+CLUSTER = {"cov_type": "cluster", "cov_kwds": {"groups": "family"}}
 CASES = {
     "ols": ("FederatedOLS", "y ~ x + z", {}, {}),
     "ols HC0": ("FederatedOLS", "y ~ x + z", {}, {"cov_type": "HC0"}),
     "ols HC1": ("FederatedOLS", "y ~ x + z", {}, {"cov_type": "HC1"}),
+    "ols cluster": ("FederatedOLS", "y ~ x + z", LABELS, CLUSTER),
+    "logistic cluster": ("GLORE", "b ~ x + z", LABELS, CLUSTER),
+    "poisson sites": (
+        "FederatedGLM",
+        "k ~ x",
+        {"family": sm.families.Poisson()},
+        {"cov_type": "cluster", "cov_kwds": {"groups": "site"}},
+    ),
     "logistic HC0": ("GLORE", "b ~ x + z", {}, {"cov_type": "HC0"}),
     "poisson": ("FederatedGLM", "k ~ x + z", {"family": sm.families.Poisson()}, {}),
     "poisson HC1": ("FederatedGLM", "k ~ x + z", {"family": sm.families.Poisson()}, {"cov_type": "HC1"}),
@@ -64,6 +74,8 @@ CASES = {
     "ordinal": ("FederatedOrdinal", "g ~ x + z", {}, {}),
     "ordinal HC0": ("FederatedOrdinal", "g ~ x + z", {}, {"cov_type": "HC0"}),
     "ordinal HC1": ("FederatedOrdinal", "g ~ x + z", {"distr": "cloglog"}, {"cov_type": "HC1"}),
+    "ordinal cluster": ("FederatedOrdinal", "g ~ x + z", LABELS, CLUSTER),
+    "multinomial cluster": ("FederatedMultinomial", "g ~ x + z", LABELS, CLUSTER),
     "multinomial": ("FederatedMultinomial", "g ~ x + z", {}, {}),
     "multinomial HC0": ("FederatedMultinomial", "g ~ x + z", {}, {"cov_type": "HC0"}),
 }
@@ -81,6 +93,8 @@ def test_a_frequency_weight_is_a_number_of_rows(case):
     assert_allclose(weighted.params, repeated.params, rtol=1e-6, atol=1e-8)
     assert_allclose(weighted.cov_params(), repeated.cov_params(), rtol=1e-6, atol=1e-10)
     assert_allclose(weighted.llf, repeated.llf, rtol=1e-9)
+    if "cluster" in case or "sites" in case:  # by CR2, with its degrees of freedom
+        assert_allclose(weighted.df, repeated.df, rtol=1e-6)
     assert_allclose(weighted.heterogeneity.joint.statistic, repeated.heterogeneity.joint.statistic, rtol=1e-5)
     if "Cox" in CASES[case][0]:
         for name in ("concordance", "concordance_se", "events", "llnull", "bic"):
