@@ -1,5 +1,7 @@
 """Coverage of intervals with few clusters: ``python tests/benchmarks/bench_clusters.py [RUNS [DESIGN ...]]``.
 
+A design is a name with any number of clusters, or one of them, as in "GLM, binary/20".
+
 Clusters have unequal sizes and an effect of their own. The column x is constant within clusters, z varies
 within them; neither has an effect. A federated fit is that of the pooled rows
 (``tests/models/horizontal/test_clusters.py``), so estimates and covariances are computed from the pooled rows
@@ -247,8 +249,9 @@ def coverage(name: str, clusters: int, runs: int) -> dict[str, Any]:
 
 def main(runs: int = 300, *names: str) -> None:
     """Run the designs and write a row for each number of clusters."""
-    for name in names or DESIGNS:
-        for clusters in CLUSTERS:
+    for design in names or DESIGNS:
+        name, _, number = design.partition("/")
+        for clusters in [int(number)] if number else CLUSTERS:
             row = coverage(name, clusters, runs)
             print(row, flush=True)
             frames = [pd.DataFrame([row])]

@@ -110,6 +110,36 @@ def test_a_level_with_few_other_outcomes_is_fitted(name):
     assert result.bse.to_numpy().max() < 3.0
 
 
+DESCENTS = {
+    "FedAvg": (fs.FedAvg, "y", {"masked": True}),
+    "FedAvg, counts": (fs.FedAvg, "count", {"masked": False}),
+    "FedAvgM": (fs.FedAvgM, "y", {"masked": False, "momentum": 0.3}),
+    "FedProx": (fs.FedProx, "y", {"masked": False, "mu": 0.01}),
+    "QFedAvg": (fs.QFedAvg, "y", {"masked": False, "q": 0.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*did not converge")
+@pytest.mark.parametrize("name", DESCENTS)
+def test_a_descent_towards_infinity_has_not_converged(name):
+    """The score vanishes as fast as the information, and the step is short in standard errors."""
+    kind, response, options = DESCENTS[name]
+    family = F.Binomial() if response == "y" else F.Poisson()
+
+    def fit(spared):
+        partition = fs.ClientPartition.from_frame(separated(response, 1, spared=spared), by="site")
+        model = kind.from_formula(f"{response} ~ x + g", partition, family=family)
+        learning = {"rounds": 50, "batch_size": None, "learning_rate": 0.5, "standardize": True, "seed": 1}
+        return model.fit(**learning | options)
+
+    apart = fit(spared=0)
+    assert apart.distance.abs().max() < 1.0 and not apart.converged
+    text = " ".join(str(apart.summary()).partition(" results ")[0].split())
+    assert text.startswith("*** ") and "coefficient of 'g[T.c]' still grows" in text
+    assert "separate the outcomes" in text
+    assert fit(spared=4).converged
+
+
 # -- rounding does not decide ------------------------------------------------------------------------------
 
 ROUNDINGS = {

@@ -197,11 +197,7 @@ class FedAvgProtocol:
         replies = yield self.session.opening()
         self.design = design = self.session.opened(replies)
         self.own = self.session.own_moments(replies)
-        zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
-        shift, scale = zeros, ones
-        if self.options.standardize:
-            shift, scale = standardization(design.mean, design.spread, design.intercept)
-        self.back = translation(zeros, ones, shift, scale)
+        shift, scale, self.back = columns_of(design, self.options)
         beta = self._first()
         self.velocity = np.zeros_like(beta)
         # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
@@ -325,6 +321,40 @@ class FedAvgProtocol:
         return FinalSums(
             score, information, add(replies, "totals"), float(self.rows.sum()), losses=losses, **fair
         )
+
+
+def columns_of(design: RowsDesign, options: AveragingOptions) -> tuple[Floats, Floats, Floats]:
+    """Return shift and scale of the algorithm's columns, and the way back to the data's units."""
+    zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
+    shift, scale = zeros, ones
+    if options.standardize:
+        shift, scale = standardization(design.mean, design.spread, design.intercept)
+    return shift, scale, translation(zeros, ones, shift, scale)
+
+
+def unbounded(fit: FedAvgFit) -> list[str]:
+    """Name the columns whose coefficients may go to infinity: they still grow, with little information left.
+
+    With separated outcomes each Newton step adds about one to a logit, however far the descent has come, and
+    the rows with an effect of the column lose their weight: in standard errors the step is small.
+    """
+    _, scale, back = columns_of(fit.design, fit.options)
+    steps = solve(fit.sums.information, fit.sums.score[:, None])
+    inverse = solve(fit.sums.information, np.eye(len(fit.params)))
+    if fit.distribution.least_squares or steps is None or inverse is None:
+        return []
+    # Of standardized columns; a constant has no spread.
+    spread = fit.design.spread / scale
+    weight = float((np.diag(fit.sums.information) / np.maximum(spread**2 + (spread == 0.0), TINY)).max())
+    step, variance = steps[:, 0] * spread, np.diag(inverse) * spread**2
+    grows = (np.abs(step) > STILL) & (step * np.linalg.solve(back, fit.params) > 0.0)
+    places = np.flatnonzero(grows & (variance * weight > INFLATED))
+    return [fit.design.names[place] for place in places]
+
+
+STILL, INFLATED = 0.05, 10.0
+"""Step of a standardized coefficient that is too large for a maximum, and the factor by which its variance is
+larger than that of a column whose rows have kept their weight."""
 
 
 def in_standard_errors(

@@ -14,7 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
-from fedstat.models.fedavg.protocol import FedAvgFit
+from fedstat.models.fedavg.protocol import FedAvgFit, unbounded
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
 from fedstat.models.results import CoefficientResults
@@ -64,8 +64,8 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
     coefficients give the distance from the maximum: Newton's step, in standard errors of the
-    maximum-likelihood estimate. ``converged`` is True if it is at most one in every coefficient; for q-FedAvg
-    the step is that towards the minimum of its own criterion.
+    maximum-likelihood estimate. ``converged`` is True if it is at most one in every coefficient, and none goes to
+    infinity, as with separated outcomes; for q-FedAvg the step is that towards the minimum of its own criterion.
 
     Attributes
     ----------
@@ -238,6 +238,12 @@ def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
     goal = "the minimum of its own criterion" if own else "the maximum-likelihood estimate"
     rounds = fit.options.rounds
     after = f"after {rounds:,} round{'s' if rounds > 1 else ''}"
+    if worst <= NEAR and (grown := unbounded(fit)):
+        return False, (
+            f"{after} the coefficient{'s' * (len(grown) > 1)} of {', '.join(map(repr, grown))} still "
+            f"grow{'s' * (len(grown) == 1)}, with little information left: columns may separate the outcomes, "
+            "and the estimate would be infinite; fit FederatedGLM, which decides, or use more rounds"
+        )
     if worst <= NEAR:
         return True, f"{after} every coefficient is within {_size(worst)} standard errors of {goal}"
     if np.isinf(worst):
