@@ -108,10 +108,11 @@ class SurvivalCounts:
 def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> list[pd.DataFrame]:
     """Estimate the survival function of each group, with Greenwood's errors (Kaplan and Meier 1958).
 
-    Events are divided by :attr:`SurvivalCounts.at_risk`; errors are :attr:`SurvivalCounts.log_variance`. Until the first event the lower limit is that of
-    Clopper and Pearson for no event among the rows at risk. Returns frames with columns ``time``, ``n_risk``
-    (at this time), ``n_start`` (at the beginning of the interval), ``n_event``, ``n_censor``, ``survival``,
-    ``std_error``, ``conf_low``, ``conf_high``; rows are the intervals with an event or a censored row.
+    Events are divided by :attr:`SurvivalCounts.at_risk`, and errors are from
+    :attr:`SurvivalCounts.log_variance`. Until the first event the lower limit is that of Clopper and Pearson
+    for no event among the rows at risk. Returns frames with columns ``time``, ``n_risk`` (at this time),
+    ``n_start`` (at the beginning of the interval), ``n_event``, ``n_censor``, ``survival``, ``std_error``,
+    ``conf_low``, ``conf_high``; rows are the intervals with an event or a censored row.
     """
     out = []
     parts = (counts.events, counts.censored, counts.at_risk, counts.at_start, counts.at_risk_at_ends)

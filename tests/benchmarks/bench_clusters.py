@@ -204,6 +204,15 @@ def draw(rng: np.random.Generator, design: Design, clusters: int) -> pd.DataFram
     )
 
 
+def intervals(found: Solution, clusters: int, correction: str) -> tuple[Any, Clustering]:
+    """Return standard errors, and effective numbers of clusters and degrees of freedom."""
+    inverse = np.linalg.inv(found.information.sum(axis=0))
+    arrays = found.score, found.information, inverse, np.eye(len(inverse)), POWERS[correction]
+    sums = corrected_sums(*arrays, found.margins)
+    own = Clustering("cluster", clusters, 1.0 / sums.concentration, correction)
+    return np.sqrt(np.diag(inverse @ sums.meat @ inverse)), own
+
+
 def coverage(name: str, clusters: int, runs: int) -> dict[str, Any]:
     """Share of intervals of 95 % that cover zero, with and without the correction, and of alarms."""
     design, rng = DESIGNS[name], np.random.default_rng([clusters, list(DESIGNS).index(name)])
@@ -211,7 +220,7 @@ def coverage(name: str, clusters: int, runs: int) -> dict[str, Any]:
     for _ in range(runs):
         try:
             found = design.solve(draw(rng, design, clusters))
-            inverse = np.linalg.inv(found.information.sum(axis=0))
+            both = {correction: intervals(found, clusters, correction) for correction in ("CR2", "CR0")}
         except np.linalg.LinAlgError:
             failed += 1
             continue
@@ -219,11 +228,8 @@ def coverage(name: str, clusters: int, runs: int) -> dict[str, Any]:
             failed += 1  # a fit refuses outcomes that are separated
             continue
         row = []
-        for correction in ("CR2", "CR0"):
-            arrays = found.score, found.information, inverse, np.eye(len(inverse)), POWERS[correction]
-            sums = corrected_sums(*arrays, found.margins)
-            own = Clustering("cluster", clusters, 1.0 / sums.concentration, correction)
-            ratio = np.abs(found.beta) / np.sqrt(np.diag(inverse @ sums.meat @ inverse))
+        for correction, (se, own) in both.items():
+            ratio = np.abs(found.beta) / se
             limit = stats.t.isf(0.025, own.df) if correction == "CR2" else 1.959964
             row += [(ratio < limit)[place].mean() for place in found.places]
             if correction == "CR2":

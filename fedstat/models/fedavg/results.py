@@ -64,8 +64,9 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
     coefficients give the distance from the maximum: Newton's step, in standard errors of the
-    maximum-likelihood estimate. ``converged`` is True if it is at most one in every coefficient, and none goes to
-    infinity, as with separated outcomes; for q-FedAvg the step is that towards the minimum of its own criterion.
+    maximum-likelihood estimate. ``converged`` is True if it is at most one in every coefficient, and no
+    coefficient goes to infinity, as with separated outcomes. For q-FedAvg the step is that towards the
+    minimum of its own criterion.
 
     Attributes
     ----------
@@ -239,10 +240,15 @@ def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
     rounds = fit.options.rounds
     after = f"after {rounds:,} round{'s' if rounds > 1 else ''}"
     if worst <= NEAR and (grown := unbounded(fit)):
+        named = ", ".join(map(repr, grown))
+        which = (
+            f"coefficient of {named} still grows"
+            if len(grown) == 1
+            else f"coefficients of {named} still grow"
+        )
         return False, (
-            f"{after} the coefficient{'s' * (len(grown) > 1)} of {', '.join(map(repr, grown))} still "
-            f"grow{'s' * (len(grown) == 1)}, with little information left: columns may separate the outcomes, "
-            "and the estimate would be infinite; fit FederatedGLM, which decides, or use more rounds"
+            f"{after} the {which}, with little information left: columns may separate the outcomes, and the "
+            "estimate would be infinite; fit FederatedGLM, which decides, or use more rounds"
         )
     if worst <= NEAR:
         return True, f"{after} every coefficient is within {_size(worst)} standard errors of {goal}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import cluster_oracles as oracle
 import numpy as np
@@ -15,6 +17,9 @@ from scipy import stats
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
 from fedstat.models.horizontal.clusters import FEW, FEW_UNCORRECTED, Clustering, own_inverse
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import bench_clusters
 
 F = sm.families
 OPEN = fs.Policy(min_count=1, min_level_count=1, min_events=1, max_parameters=1e9)
@@ -50,6 +55,7 @@ def draw(clusters=14, sites=3, sizes=(5, 25), seed=1):
 
 TABLE = draw()
 LABELS = {"labels": ["cluster"]}
+EXCHANGEABLE = {"groups": "cluster", "cov_struct": "exchangeable"}
 BY_CLUSTER = {"cov_type": "cluster", "cov_kwds": {"groups": "cluster"}}
 MODELS = {
     "OLS": (fs.FederatedOLS, "y ~ x + z", LABELS, BY_CLUSTER),
@@ -285,6 +291,38 @@ def test_unknown_corrections_are_refused(name):
         given["cov_kwds"].pop("groups")
     with pytest.raises(ModelError, match="cov_kwds: correction"):
         model_of(name).fit(**given)
+
+
+SIMULATED = {
+    "OLS": (fs.FederatedOLS, "y ~ x + z", LABELS, BY_CLUSTER),
+    "GLM, binary": (fs.FederatedGLM, "b ~ x + z", LABELS | {"family": F.Binomial()}, BY_CLUSTER),
+    "GEE, normal": (fs.FederatedGEE, "y ~ x + z", EXCHANGEABLE, {}),
+    "GEE, binary": (fs.FederatedGEE, "b ~ x + z", EXCHANGEABLE | {"family": F.Binomial()}, {}),
+    "Cox": MODELS["Cox"],
+    "ordinal": MODELS["ordinal"],
+    "multinomial": MODELS["multinomial"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
+def test_the_simulation_has_the_intervals_of_fits(name, runs=60):
+    """Sixty tables of twenty clusters at two sites, as in ``benchmarks/bench_clusters.py``."""
+    made, formula, settings, arguments = SIMULATED[name]
+    design, rng = bench_clusters.DESIGNS[name], np.random.default_rng(1)
+    for _ in range(runs):
+        table = bench_clusters.draw(rng, design, 20)
+        found = design.solve(table)
+        se, own = bench_clusters.intervals(found, 20, "CR2")
+        partition = fs.ClientPartition.from_frame(
+            table.assign(site=table["cluster"] % 2), by="site", policy=OPEN
+        )
+        fit = made.from_formula(formula, partition, **settings).fit(local=False, masked=False, **arguments)
+        order = np.concatenate(found.places)
+        names = [name for end in "xz" for name in fit.params.index if name in (end, f"1: {end}", f"2: {end}")]
+        assert_allclose(fit.params[names], found.beta[order], rtol=1e-3, atol=1e-4)
+        half = stats.t.isf(0.025, own.df[order]) * se[order]
+        assert_allclose(fit.conf_int().loc[names, 1] - fit.params[names], half, rtol=2e-3)
 
 
 # -- saved results, dry run, disclosure --------------------------------------------------------------
