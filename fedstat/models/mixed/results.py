@@ -376,9 +376,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
 
         The jackknife over the outermost groups takes logarithms of standard deviations and Student's t; its
         degrees of freedom follow from the kurtosis of the groups' influences, one step of Newton's method
-        each. It needs groups that are independent, and no distribution of their effects. Profile likelihood
-        intervals assume normal effects: with exponential effects, intervals of 95 % cover about 75 % with any
-        number of groups.
+        each. It needs independent groups, and no distribution of their effects: with 20 and 50 groups,
+        intervals of 95 % covered 97 % (normal effects), 93 to 96 % (t with 5 degrees of freedom), and 90 to
+        92 % (exponential). Profile likelihood intervals assume normal effects: they covered 96, 85 to 88, and
+        75 %.
 
         A profile interval has all values at which -2 log L, minimized over all other parameters, is less than
         the chi-squared quantile above its minimum, as lme4's ``confint``. The likelihood is that of the fit,
@@ -969,11 +970,11 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 )
             yield Note("conditional", f"Coefficients are for a given group. {averaged}")
         yield from self._left_out_note()
-        if fit.jackknife is None:
+        if fit.jackknife is None or lowest[0] < FEW_FOR_JACKKNIFE:
             yield Note(
                 "normal_effects",
                 "Intervals of variances assume normal effects. With exponential ones, intervals of 95 % "
-                "covered 74 %.",
+                "covered 75 %, with more groups as well.",
             )
         for shared in fit.shared:
             yield from shared.note(

@@ -152,7 +152,9 @@ def test_few_groups_have_profile_intervals_and_the_jackknife_says_where_there_is
         with pytest.raises(NotAvailableError, match="use method='profile'"):
             fit.conf_int_variances(method="jackknife")
         assert set(fit.conf_int_variances(method="profile")["method"]) == {"profile"}
-    assert "normal_effects" not in few.diagnostics()["kind"].tolist()
+    assert "normal_effects" in few.diagnostics()["kind"].tolist()
+    many = model_of("y ~ t + (1 | g)", visits()).fit()
+    assert "normal_effects" not in many.diagnostics()["kind"].tolist()
 
 
 def test_influences_do_not_depend_on_masks_and_are_saved(tmp_path):
