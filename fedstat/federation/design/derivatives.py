@@ -165,6 +165,9 @@ def variable_directions(
                 replace(one, problem=problem)
                 for one in _level_directions(name, terms, code, table, design, levels[name])
             )
+        elif _alone(name, terms) and name in design.names:  # coding many of them takes long
+            j, p = design.names.index(name), len(design.names)
+            out.append(Direction(name, np.outer(np.eye(p + 1)[0], np.eye(p)[j]), j, name))
         elif any(_is_compared(term, name) for term in terms):
             out += _compared_directions(name, terms, design)
         else:
