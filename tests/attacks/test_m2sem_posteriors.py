@@ -298,6 +298,39 @@ def test_own_clusters_are_the_same_however_often_they_are_asked():
     assert all(np.array_equal(one, found[0]) for one in found)
 
 
+def test_latent_classes_have_no_scores_which_would_be_the_columns():
+    model = fs.M2SEM(partition_of("open"), 2, 0)
+
+    def protocol():
+        exchange, one = model._exchange(0, 99), MixtureState(2, 0, reported(None))
+        yield from exchange.begin([0])
+        yield from exchange.improve([one], 1)
+        return (yield [model._requester.request("A", "release_scores", slot=np.array(one.slot))])
+
+    with pytest.raises(DescriptionError, match="no factor scores"):
+        run(model, protocol(), masks=False)
+
+
+@pytest.mark.parametrize("rare, refused", [(0, False), (2, True), (3, False)])
+def test_shares_of_latent_classes_are_judged_as_the_sums_that_they_are(rare, refused):
+    """Probability times size is the number of a class' entities with a level; the remedies give a fit."""
+    frames = make_frames(apart=6.0)
+    k = frames["A"]["a0"] > 3
+    level = np.resize(["u", "v"], N).astype(object)
+    level[np.flatnonzero(k)[:rare]], level[np.flatnonzero(~k)[:9]] = "w", "w"
+    frames["A"]["town"] = level
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    quick = {**QUICK, "select": None}
+    if refused:
+        with refused_for("minimum rows per level", "A"):
+            fs.M2SEM(partition, 2, 0).fit(**quick)
+        assert fs.M2SEM(partition, 2, 1).fit(**quick).n_clusters == 2
+        partition = fs.ClientPartition.from_frames(frames, on="id", policy=fs.Policy(min_level_count=2))
+    found = fs.M2SEM(partition, 2, 0).fit(**quick)
+    entities, shares = found.sizes["entities"].to_numpy(), found.profiles().xs("w", level="level").to_numpy()
+    assert min((entities * shares).ravel()) == pytest.approx(rare, abs=0.1)
+
+
 def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
     """The site is stopped after estimates have left, and its records come in another order."""
     partition, again = partition_of(ALLOWING), partition_of(ALLOWING)

@@ -343,11 +343,12 @@ def _one_more(
     scores, best = [], -np.inf
     for site, some in drawn.items():
         for m in some:
-            m.silent = False  # Means of one cluster are zero, which is no restriction on two.
+            # Means of one cluster, or loadings of one class, are zero, which is no restriction on two.
+            m.silent, m.support = False, np.ones(m.P, dtype=np.bool_)
             m.begin(1)
-            m.log_densities()
-            own = np.zeros((subjects.total, m.Q))
-            own[place[site]] = m.factor_scores(np.ones((m.n, 1)))
+            drawn_scores = m.starting_scores()
+            own = np.zeros((subjects.total, drawn_scores.shape[1]))
+            own[place[site]] = drawn_scores
             scores.append(own)
     for _ in range(n_init):
         for some in drawn.values():

@@ -73,9 +73,15 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     yield (
         "coordinator",
         "for every entity and round, the sum over sites of differences of its log densities between "
-        "clusters. For continuous columns these are linear in the values. Over many rounds they span the "
-        "joint factor scores of each entity (as many directions as factors of all modalities), and thereby "
-        "the sums of the sites' columns along these directions. They do not reveal how unusual an entity "
+        "clusters. For continuous columns these are linear in the values. Over many rounds they span "
+        + (
+            "the joint factor scores of each entity (as many directions as factors of all modalities), and "
+            "thereby the sums of the sites' columns along these directions"
+            if model.n_factors
+            else "sums of the sites' columns, as many directions as there are columns, because there are no "
+            "factors"
+        )
+        + ". They do not reveal how unusual an entity "
         "is. A party that knows the columns of some sites can compute the other sites' part",
     )
     yield (
@@ -95,7 +101,14 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         "coordinator",
         "with the estimates, the mean of each column, or the share of each level, over the entities with "
         "each most likely cluster. A site leaves a column out as a whole if its rules on groups of rows do "
-        "not allow a sum. For each continuous column, also whether its skewness exceeds 1",
+        "not allow a sum. "
+        + (
+            ""
+            if model.n_factors
+            else "Without factors, the estimates are such sums, weighted by posteriors, so the site refuses "
+            "estimates if it does not allow those of a column that is not ordinal. "
+        )
+        + "For each continuous column, also whether its skewness exceeds 1",
     )
     alone = int((sums[model._subjects.pattern] == 1).sum())
     two = int((sums[model._subjects.pattern] == 2).sum())

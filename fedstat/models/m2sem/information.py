@@ -89,9 +89,10 @@ def _per_unit(effects: Floats, scale: Floats | None) -> Floats:
 def communalities(m: Modality) -> Floats:
     """Share of a column's variance within clusters that its factors explain: (P,), 0 for nominal columns.
 
-    For ordinal and binary columns, the share of the variance of an underlying logistic variable.
+    0 without factors. For ordinal and binary columns, the share of the variance of an underlying logistic
+    variable.
     """
-    squares = m.row_norms() ** 2
+    squares = 0.0 * m.row_norms() if m.classes else m.row_norms() ** 2
     single = np.bincount(m.row_columns, minlength=m.P) == 1
     return np.where(single, squares / (squares + getattr(m, "psi", LOGISTIC)), 0.0)
 
@@ -141,8 +142,9 @@ def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
     free[loading[unloaded]] = False
     silent = m.silent or not m.means.any()
     free[means] &= not silent
-    directions = [*_rotations(m, loading, means, len(state))]
-    if not silent:
+    # Fixed means of latent classes determine the factors.
+    directions = [] if m.classes else [*_rotations(m, loading, means, len(state))]
+    if not silent and not m.classes:
         directions += [*_shifts(m, state), *_unseen(m, means, len(state))]
     return free, np.array(directions).T.reshape(len(state), -1)
 
@@ -330,7 +332,8 @@ def too_few(
 def _few(who: str, entities: int, columns: int) -> str:
     return (
         f"{who} {entities:,} entities, but sums of products of {columns} scores need {2 * columns:,}: with "
-        "fewer, they would reveal single entities. Select columns, take fewer factors, or use bootstrap()"
+        "fewer, they would reveal single entities. Select columns, take fewer factors or clusters, or use "
+        "bootstrap()"
     )
 
 

@@ -24,7 +24,8 @@ def make_modality(
 ) -> Modality:
     """Make a modality of one site's columns, with a number of factors and nodes for each.
 
-    It has no more factors than columns. For new rows, `units` are those of the columns in the fit.
+    It has no more factors than columns; without factors, it is one of latent classes. For new rows, `units`
+    are those of the columns in the fit.
     """
     request = opened.requested
     factors = request.factors(factors)
@@ -76,6 +77,11 @@ class LocalMixture:
     r: Floats | None = None
     shaped: Floats | None = None
 
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return 1 if self.r is None else self.r.shape[1]
+
 
 class LocalMixtures:
     """Modalities with one number of factors and nodes, in which any mixture of these can be improved."""
@@ -95,6 +101,8 @@ class LocalMixtures:
         if self._held is slot:
             return
         for modality, held in zip(self.modalities, slot.modalities, strict=True):
+            if modality.classes and modality.clusters != slot.clusters:
+                modality.locate(slot.clusters)
             modality.restore(held.state)
             modality.support, modality.silent = held.support.copy(), held.silent
         self._held = None
@@ -120,11 +128,8 @@ class LocalMixtures:
         return np.asarray(sum(m.log_densities() for m in self.modalities))
 
     def scores(self) -> Floats:
-        """Factor scores of all modalities under one cluster, (n, sum of factors)."""
-        for m in self.modalities:
-            m.log_densities()
-        everyone = np.ones((self.modalities[0].n, 1))
-        return np.hstack([m.factor_scores(everyone) for m in self.modalities])
+        """Numbers of all modalities whose k-means is a start, such as factor scores: (n, s)."""
+        return np.hstack([m.starting_scores() for m in self.modalities])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +215,9 @@ class SessionMixtures:
         shaped = r if request.steps or anew or source.shaped is None else source.shaped
         slot = workspace.take(request.factors, request.nodes, weights, r, shaped)
         self.slots[request.slot] = slot
-        loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in workspace.modalities]
+        loaded = [
+            np.append(m.row_norms() > 0.0, np.any(m.loadings @ m.means.T)) for m in workspace.modalities
+        ]
         return MixtureUpdate(
             slot,
             f,
@@ -244,6 +251,8 @@ def restored(
         )
         first += width
         m.means = np.zeros((request.clusters, m.Q))
+        if m.classes:
+            m.locate(request.clusters)
         size = m.state().size
         if at + size > len(parameters):
             break
@@ -288,8 +297,8 @@ def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
 
 
 def adapt(modality: Modality, shares: Floats) -> tuple[Floats, float]:
-    """Weights of penalties: 1 / |l_p| and 1 / D_m at the present parameters."""
+    """Weights of penalties: 1 / |l_p| and 1 / D_m at the present parameters; fixed means have no penalty."""
     return (
         1.0 / np.maximum(modality.row_norms(), LEAST_NORM),
-        1.0 / max(modality.separation(shares), LEAST_SEPARATION) ** 0.5,
+        0.0 if modality.classes else 1.0 / max(modality.separation(shares), LEAST_SEPARATION) ** 0.5,
     )

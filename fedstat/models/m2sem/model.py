@@ -71,7 +71,10 @@ class M2SEM(Explainable):
     n_clusters : int
         K; :meth:`search` compares several.
     n_factors : int
-        Q, of every modality; a modality with fewer columns has as many factors as columns.
+        Q, of every modality; a modality with fewer columns has as many factors as columns. 0 is latent class
+        analysis: columns are independent within clusters. Each has its own location in every cluster: the
+        mean of a continuous column with one variance, the probabilities of a binary or nominal one, and a
+        shift of the thresholds of an ordinal one.
     columns : sequence of str, optional
         Columns for clustering; the default is all.
     modalities : mapping of str to sequence of str, optional
@@ -110,6 +113,9 @@ class M2SEM(Explainable):
     Ding, Y. (2024). Statistical machine learning and data fusion methodologies: applications in
     healthcare. Doctoral dissertation, Binghamton University, chapter 2.
 
+    Linzer, D. A. and Lewis, J. B. (2011). poLCA: an R package for polytomous variable latent class analysis.
+    Journal of Statistical Software 42 (10). For ``n_factors=0``.
+
     Examples
     --------
     >>> import fedstat as fs
@@ -144,7 +150,7 @@ class M2SEM(Explainable):
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         check_integer("n_clusters", n_clusters, 1)
-        check_integer("n_factors", n_factors, 1)
+        check_integer("n_factors", n_factors, 0)
         if n_clusters > MOST_CLUSTERS or n_factors > MOST_FACTORS:
             raise ModelError(
                 f"n_clusters, n_factors: expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors"
@@ -219,15 +225,15 @@ class M2SEM(Explainable):
     @property
     def _description(self) -> str:
         """The request in words."""
-        words = (
-            f"{self.n_clusters} clusters by {self._agreed.columns} columns on {self.n_factors} factors each"
+        words = f"{self.n_clusters} clusters by {self._agreed.columns} columns" + (
+            f" on {self.n_factors} factors each" if self.n_factors else ", independent within clusters"
         )
         terms = {site: own.terms for site, own in self._chosen.adjust.items()}
         return f"{words}; {adjusted_in_words(terms, self._chosen.columns)}" if terms else words
 
     @property
     def _distribution_text(self) -> str:
-        return "a mixture of factor models"
+        return "a mixture of factor models" if self.n_factors else "latent classes"
 
     @checks_arguments
     def fit(
@@ -252,7 +258,7 @@ class M2SEM(Explainable):
             Criterion for the supports on the path of penalties, each refitted without penalty; None: no
             selection.
         n_init : int
-            Number of starts by k-means of the factor scores of all sites.
+            Number of starts by k-means of the factor scores of all sites, or of columns without factors.
         starts : {"all", "sum"}
             Whether each site's own clusters are starts as well; these are revealed to the coordinator and to
             the other sites.
@@ -355,8 +361,10 @@ class M2SEM(Explainable):
         """
         pairs = product(np.atleast_1d(n_factors).tolist(), np.atleast_1d(n_clusters).tolist())
         sizes = [(int(K), int(Q)) for Q, K in pairs]
-        if not sizes or min(min(size) for size in sizes) < 1:
-            raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
+        if not sizes or min(K for K, _ in sizes) < 1 or min(Q for _, Q in sizes) < 0:
+            raise ModelError(
+                "n_clusters, n_factors: expected whole numbers, at least 1 cluster and 0 factors"
+            )
         model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)
         return model._search(
             sizes,

@@ -90,7 +90,9 @@ def fit_mixture(
             frequencies = yield from select_in_halves(exchange, path, plan.half_samples, kept=[one])
         judged = path.table()
     yield from exchange.ascend([one], plan.local_steps, FINAL_ROUNDS)
-    coarse, fine = 0.0, any(not m.continuous for some in modalities.values() for m in some)
+    # Without factors there are no nodes.
+    fine = plan.factors > 0 and any(not m.continuous for some in modalities.values() for m in some)
+    coarse = 0.0
     converged = one.converged
     if fine and not one.failed:
         one, coarse = yield from refine(exchange, one, plan)

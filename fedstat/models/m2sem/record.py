@@ -75,7 +75,7 @@ class M2SEMRecord:
 
     sites: Mapping[str, FittedSite]
     shares: Floats
-    factors: Annotated[int, Minimum(1)]
+    factors: Annotated[int, Minimum(0)]
     nodes: Annotated[int, Minimum(2)]
     n: Annotated[int, Minimum(1)]
     loglik: float

@@ -125,9 +125,9 @@ class CovariatesReply:
 
 @dataclass(frozen=True, slots=True)
 class BeginRequest:
-    """Numbers of factors for the factor analyses, and nodes for each factor."""
+    """Numbers of factors for the factor analyses, 0 for latent classes, and nodes for each factor."""
 
-    factors: tuple[Annotated[int, Minimum(1)], ...]
+    factors: tuple[Annotated[int, Minimum(0)], ...]
     nodes: Annotated[int, Minimum(2)]
 
     def check(self) -> None:
@@ -135,7 +135,7 @@ class BeginRequest:
         most = max(self.factors, default=0)
         if not self.factors or most > MOST_FACTORS or self.nodes > MOST_NODES or self.nodes**most > MOST_GRID:
             raise MessageError(
-                f"expected 1 to {MOST_FACTORS} factors, at most {MOST_NODES} nodes for each and at most "
+                f"expected 0 to {MOST_FACTORS} factors, at most {MOST_NODES} nodes for each and at most "
                 f"{MOST_GRID:,} for all factors"
             )
 
@@ -153,7 +153,7 @@ class MixtureUpdateRequest:
     slot: Annotated[int, Minimum(0)]
     source: Annotated[int, Minimum(-1)]
     clusters: Annotated[int, Minimum(1)]
-    factors: Annotated[int, Minimum(1)]
+    factors: Annotated[int, Minimum(0)]
     steps: Annotated[int, Minimum(0)] = 1
     lam1: Annotated[float, Minimum(0.0)] = 0.0
     lam2: Annotated[float, Minimum(0.0)] = 0.0
@@ -201,7 +201,7 @@ class PredictRequest:
     """Size of a fitted mixture, and its nodes for each factor."""
 
     clusters: Annotated[int, Minimum(1)]
-    factors: Annotated[int, Minimum(1)]
+    factors: Annotated[int, Minimum(0)]
     nodes: Annotated[int, Minimum(2)]
 
     def check(self) -> None:

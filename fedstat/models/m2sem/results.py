@@ -234,10 +234,12 @@ class M2SEMResults(
         ModelError
             The fit has no such site.
         NotAvailableError
-            The results come from a file.
+            The results come from a file, or the fit has no factors.
         PolicyError
             The site's owner does not release row-level values.
         """
+        if not self._record.factors:
+            raise NotAvailableError("factor_scores: the clusters are latent classes, without factors")
         live = self._alive("factor_scores")
         if site not in self._record.sites:
             raise ModelError(f"expected one of {', '.join(self._record.sites)}, received {site!r}")
@@ -309,7 +311,8 @@ class M2SEMResults(
         """By modality: kind, columns, entities, distance of the clusters, whether selected.
 
         ``distance`` is in standard deviations of the factors' information in its columns; it is 0 if its
-        means are the same in all clusters. ``frequency`` is the share of half-samples that select it.
+        means are the same in all clusters. Without factors, it is in standard deviations of the columns
+        within clusters. ``frequency`` is the share of half-samples that select it.
         """
         return self._record.modalities
 
@@ -317,7 +320,8 @@ class M2SEMResults(
     def features(self) -> pd.DataFrame:
         """By column: kind, norm of its loadings, and whether it separates the clusters.
 
-        A column separates them if it has loadings on factors whose means differ by cluster.
+        A column separates them if it has loadings on factors whose means differ by cluster, or, without
+        factors, if its distribution differs by cluster.
         """
         return self._record.features
 

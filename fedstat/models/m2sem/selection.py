@@ -159,8 +159,10 @@ def _restart(exchange: MixtureExchange, path: SupportPath, number: int) -> FitPr
     log, made = float(np.log(exchange.subjects.total)), []
     for place, key in enumerate(fresh):
         source = path.refits[key]
+        # Latent classes differ in K - 1 directions; their means are fixed, and only loadings are penalized.
+        lam1 = (source.factors or source.clusters - 1) * log
         lam2 = 0.5 * source.factors * (source.clusters - 1) * log
-        penalties = Penalties(source.factors * log, lam2, (number, place))
+        penalties = Penalties(lam1, lam2, (number, place))
         made.append(continued(source, penalties, weigh=True))
     yield from exchange.ascend(made, path.steps, PATH_ROUNDS, path.kept(), lambda one: one.settled)
     yield from path.judge([one for one in made if one.trace and not one.failed])

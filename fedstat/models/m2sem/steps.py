@@ -154,7 +154,7 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
     releases={"labels": per_entity("clusters by the site's own columns", dtype="int64")},
 )
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
-    """Cluster the site's rows by their own factor scores alone: ``labels`` (n,).
+    """Cluster the site's rows by their own factor scores, or columns, alone: ``labels`` (n,).
 
     The seed of the first centers depends on the site's name, so repeated requests have the same reply.
     """
@@ -330,6 +330,8 @@ def release_modalities(
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)
     members, shown = sum_members(data, state, held.opened, np.argmax(r, axis=1), r.shape[1])
+    if not found.factors:
+        check_classes(data.name, held.opened, shown)
     covariates, reported = held.opened.covariates, {}
     if covariates is not None:
         effects = np.concatenate([m.effects() for m in workspace.modalities])
@@ -347,6 +349,25 @@ def release_modalities(
         "shown": shown,
         **reported,
     }, "" if covariates is None else covariates.spec.to_json()
+
+
+def check_classes(site: str, opened: OpenedModalities, shown: Bools) -> None:
+    """Refuse estimates of latent classes that are sums by cluster which the policy does not allow.
+
+    Means and probabilities are those of the columns under the posteriors, and thus nearly sums over members.
+    The levels of an ordinal column have one number for each cluster, and not one for each level.
+    """
+    columns = [column for one in opened.modalities for column in one.requested.columns]
+    few = [c.name for c, ok in zip(columns, shown.tolist(), strict=True) if not ok and c.kind != "ordinal"]
+    if few:
+        raise PolicyError(
+            f"{site}: its policy (minimum rows per level) does not allow sums by cluster of "
+            f"{', '.join(map(repr, few))}, which are the estimates of latent classes: in some cluster, few "
+            "rows have a level, or one row has most of a sum. Merge rare levels, leave the columns out, take "
+            "fewer clusters, or n_factors=1",
+            rule="minimum rows per level",
+            site=site,
+        )
 
 
 def sum_members(
@@ -417,6 +438,8 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     """Release the factor scores of one mixture, (n, sum of Q), of the site's entities."""
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
+    if not found.factors:
+        raise DescriptionError(f"{data.name}: latent classes have no factors, and no factor scores")
     workspace = held.workspace(found.factors, found.nodes)
     workspace.put(found)
     workspace.densities()

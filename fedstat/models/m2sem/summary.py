@@ -27,7 +27,7 @@ MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]:
     """Lay out header, clusters, modalities and sites."""
     left = [
-        ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
+        ("Clusters", f"{len(r.shares)}, {factors_in_words(r.factors)}"),
         ("Entities", f"{r.n:,}"),
         ("Log-likelihood", f"{r.loglik:,.2f}"),
         ("Parameters", f"{r.parameters:,}"),
@@ -47,6 +47,11 @@ def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]
     ]
     yield header_sheet("Clusters over sites", left, right)
     yield from (_clusters(r), _modalities(r), *_profiles(r), _sites(r, ledger))
+
+
+def factors_in_words(factors: int) -> str:
+    """State the number of factors, or that clusters are latent classes."""
+    return f"{factors} factor{'s' * (factors > 1)} a modality" if factors else "latent classes"
 
 
 def _clusters(r: M2SEMRecord) -> Sheet:
@@ -162,9 +167,16 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             )
     yield Note(
         "distance",
-        "Distance: how far apart clusters are in a modality, in standard deviations of the factors as "
-        "measured by its columns; 0 if it does not separate them.",
+        "Distance: how far apart clusters are in a modality, in standard deviations of "
+        + ("the factors as measured by its columns" if r.factors else "its columns within clusters")
+        + "; 0 if it does not separate them.",
     )
+    if not r.factors:
+        yield Note(
+            "latent_classes",
+            "Latent class analysis: columns are independent within clusters. If they are not, several "
+            "clusters may describe one group; compare BIC with n_factors=1 by search().",
+        )
     if r.adjusted:
         words = adjusted_in_words(r.adjusted, r.sites)
         lacking = [f"{held.without:,} at '{c}'" for c, held in r.sites.items() if held.without]
@@ -210,9 +222,10 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
     if floors := _listed([(site, name) for site, held in r.sites.items() for name in held.floor]):
         yield Note(
             "variance_floor",
-            f"The error variance of {floors} is at its lower bound: other columns "
-            "of the modality determine it, so the likelihood has no maximum. Leave a column out, or take "
-            "fewer factors.",
+            f"The error variance of {floors} is at its lower bound: "
+            + ("other columns of the modality determine" if r.factors else "clusters determine")
+            + " it, so the likelihood has no maximum. Leave a column out, or take fewer "
+            + ("factors." if r.factors else "clusters."),
             "warning",
         )
     if r.coarse > COARSE:
@@ -233,7 +246,10 @@ def _diverged(r: M2SEMRecord) -> Iterator[Note]:
             "diverging_loading",
             f"The loading of {columns} diverges: the factors of the modality determine its level, so the "
             "likelihood has no maximum, and its standard errors and tests are withheld. Leave the column "
-            "out, merge its levels, or take fewer factors.",
+            "out, merge its levels, or take fewer factors."
+            if r.factors
+            else f"In some cluster, a level of {columns} has the share 0 or 1, at the bound of the "
+            "parameters, so its errors and tests are withheld. Merge levels, or take fewer clusters.",
             "warning",
         )
 
@@ -296,8 +312,9 @@ def disclosed(r: M2SEMRecord) -> Iterator[Note]:
     yield Note(
         "disclosed",
         "For every entity and round, the coordinator received sums over sites of differences of log "
-        f"densities, {masked}. They span the joint factor scores. Each site received the cluster "
-        "probabilities of its own entities, which reveal something about the columns of other sites.",
+        f"densities, {masked}. They span {'joint factor scores' if r.factors else 'sums of columns'}. Each "
+        "site received the cluster probabilities of its own entities, which reveal something about the "
+        "columns of other sites.",
     )
     if r.own:
         yield Note(

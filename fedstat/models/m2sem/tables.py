@@ -30,24 +30,36 @@ maximum there, and its curvature says nothing about errors.
 """
 
 
-def has_diverged(kind: str, communality: float) -> bool:
-    """Return whether the loading of a column of levels grows without limit."""
-    return kind != "continuous" and communality >= DIVERGED
+NOBODY = 0.5
+"""Expected entities of a cluster at a level below which its share counts as zero."""
+
+
+def has_diverged(kind: str, communality: float, expected: Floats) -> bool:
+    """Return whether the loading of a column of levels grows without limit.
+
+    Without factors, it does so if a cluster has a level with certainty, or does not have it: `expected`
+    (K, C) are expected entities of clusters at levels, empty with factors.
+    """
+    if kind == "continuous" or not expected.size:
+        return kind != "continuous" and communality >= DIVERGED
+    # The shares of an ordinal column follow from one number, which diverges if all are at the first or last.
+    absent = expected[:, expected.any(axis=0)] < NOBODY
+    if kind == "ordinal":
+        return bool((absent[:, 1:].all(axis=1) | absent[:, :-1].all(axis=1)).any())
+    return bool(absent.any())
 
 
 def diverged_columns(r: M2SEMRecord) -> tuple[tuple[str, str], ...]:
     """Name the columns, and their sites, whose errors are withheld because their loadings diverge."""
-    return tuple(
-        (one.key[0], one.key[2]) for one in statements_of(r) if has_diverged(one.kind, one.communality[0])
-    )
+    return tuple((one.key[0], one.key[2]) for one in statements_of(r) if one.diverges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnStatements:
     """Estimates (K, C) of a column by cluster, with covariance (K C, K C); communality with its error.
 
-    `kind` is that of the column, and `factors` how many its modality has. The covariance of a column whose
-    loading `diverges` is not a number.
+    `kind` is that of the column, and `factors` on how many numbers of a cluster its levels may depend. The
+    covariance of a column whose loading `diverges` is not a number.
     """
 
     key: tuple[str, str, str]
@@ -57,6 +69,7 @@ class ColumnStatements:
     estimates: Floats
     cov: Floats
     communality: tuple[float, float]
+    diverges: bool
 
 
 def has_errors(r: M2SEMRecord) -> bool:
@@ -80,11 +93,11 @@ def statements_of(r: M2SEMRecord) -> Iterator[ColumnStatements]:
     """Iterate over all columns, in the order of the profiles."""
     observed = require_errors(r)
     for site, held in r.sites.items():
-        yield from _of_site(site, held, r.factors, observed.of_site(site), observed.communalities[site])
+        yield from _of_site(site, held, r, observed.of_site(site), observed.communalities[site])
 
 
 def _of_site(
-    site: str, held: FittedSite, factors: int, cov: Floats, communalities: Floats
+    site: str, held: FittedSite, r: M2SEMRecord, cov: Floats, communalities: Floats
 ) -> Iterator[ColumnStatements]:
     start = first = 0
     for one, profiles, norms, _ in held.parts:
@@ -96,15 +109,20 @@ def _of_site(
             at = places[:, p, :levels].ravel()
             communality, variance = float(communalities[first + p]), float(cov[start + p, start + p])
             error = float(max(variance, 0.0) ** 0.5) if norms[p] else 0.0
-            known = np.nan if has_diverged(column.kind, communality) else 1.0
+            expected = (
+                np.empty(0) if r.factors else held.entities * r.shares[:, None] * profiles[:, p, :levels]
+            )
+            diverges = has_diverged(column.kind, communality, expected)
+            known = np.nan if diverges else 1.0
             yield ColumnStatements(
                 (site, one.name, column.name),
                 column.kind,
-                one.factors(factors),
+                one.factors(r.factors) or levels,
                 tuple(str(level) for level in column.levels or ("",)),
                 profiles[:, p, :levels],
                 known * cov[np.ix_(at, at)],
                 (communality, known * error),
+                diverges,
             )
         start, first = start + P, first + P
 
@@ -150,7 +168,7 @@ def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
 
     A continuous or ordinal column depends on the cluster by one number, the mean of its predictor. The test
     of an ordinal one is that of the mean number of the level, which increases with it. The logits of a
-    nominal column with C levels and Q factors depend on min(Q, C - 1) numbers.
+    nominal column with C levels and Q factors depend on min(Q, C - 1) numbers; without factors, on C - 1.
     """
     rows, keys = [], []
     for one in statements_of(r):
@@ -212,6 +230,8 @@ def _effect_rows(held: FittedSite) -> Iterator[tuple[str, str, str]]:
 def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Share of each column's variance within clusters that its factors explain."""
     check_alpha(alpha)
+    if not r.factors:
+        raise NotAvailableError("communalities: without factors, columns are independent within clusters")
     found = list(statements_of(r))
     index = pd.MultiIndex.from_tuples([one.key for one in found], names=KEYS[:3])
     values = np.array([one.communality for one in found])

@@ -2,6 +2,10 @@
 
 Given its cluster k, a row has factors eta ~ N(mu_k, I) of Q dimensions. The posteriors of the clusters come
 from outside; the rest of an EM step is local.
+
+Latent class analysis is the case without variance of the factors: eta = mu_k, at fixed corners of a simplex
+in Q = K - 1 dimensions. Columns are then independent given the cluster, and loadings give each column its own
+location in every cluster.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from scipy.linalg import helmert
 
 from fedstat.errors import ModelError
+from fedstat.kernels.latent_factors import Nodes, normal_nodes
 from fedstat.kernels.penalized.group_prox import shrink_means
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -20,12 +26,20 @@ BEGINNING = 25
 """EM steps of the local factor analysis that gives the starting values."""
 
 
+def corners(clusters: int) -> Floats:
+    """Return the corners of a regular simplex around zero, (K, max(K - 1, 1)), with second moments I."""
+    if clusters == 1:
+        return np.zeros((1, 1))
+    return np.asarray(helmert(clusters).T * clusters**0.5)
+
+
 class Modality(ABC):
     """Columns of one kind, their factors, and the factor means of the clusters.
 
     `names` (P,) are those of the columns, `means` (K, Q) the factors' means by cluster; `support` (P,) are
     the columns whose loadings may differ from zero, and a `silent` modality has means of zero:
-    :meth:`improve` keeps both. Z (n, q) are known covariates after a column of ones.
+    :meth:`improve` keeps both. Z (n, q) are known covariates after a column of ones. `classes` states that
+    factors have no variance, and fixed means: without factors, this is latent class analysis.
     """
 
     kind: ClassVar[str]
@@ -48,8 +62,9 @@ class Modality(ABC):
                 f"({', '.join(names)}) and {factors} factors: take fewer factors, or join modalities"
             )
         self.names = tuple(names)
-        self.n, self.P, self.Q = n, len(names), factors
-        self.means = np.zeros((1, factors))
+        self.n, self.P, self.Q = n, len(names), max(factors, 1)
+        self.classes = factors == 0
+        self.means = np.zeros((1, self.Q))
         self.support = np.ones(len(names), dtype=np.bool_)
         self.silent = False
         self.Z = np.ones((n, 1)) if covariates is None else np.column_stack([np.ones(n), covariates])
@@ -96,6 +111,14 @@ class Modality(ABC):
     @abstractmethod
     def begin(self, clusters: int) -> None:
         """Start from a factor analysis of one cluster, with this many means of zero."""
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Start from the same distribution in every cluster, with loadings of zero on Q factors."""
+
+    @abstractmethod
+    def _standardized(self) -> Floats:
+        """Return standardized columns or indicators of levels, zero where missing, less covariates."""
 
     @abstractmethod
     def state(self) -> Floats:
@@ -150,6 +173,8 @@ class Modality(ABC):
 
     def draw_factors(self, labels: Ints, rng: np.random.Generator) -> Floats:
         """Draw factors (n, Q) of rows in clusters (n,)."""
+        if self.classes:
+            return self.means[labels]
         return np.asarray(self.means[labels] + rng.standard_normal((len(labels), self.Q)))
 
     @abstractmethod
@@ -165,6 +190,15 @@ class Modality(ABC):
         """Count intercepts, slopes of covariates, thresholds and variances."""
 
     # ---- common to all kinds ------------------------------------------------------------------------
+
+    def locate(self, clusters: int) -> None:
+        """Set the fixed means of this many latent classes, on which no column depends yet."""
+        self.Q, self.means = max(clusters - 1, 1), corners(clusters)
+        self._reset()
+
+    def _nodes(self, T: int) -> Nodes:
+        """Return T nodes of each factor's deviation from its mean; one at zero if it has no variance."""
+        return Nodes(np.zeros((1, self.Q)), np.zeros(1)) if self.classes else normal_nodes(T, self.Q)
 
     def effect_places(self) -> tuple[Ints, Floats]:
         """Return indices in :meth:`state` of slopes of covariates, (R, q), and factors to their units, (R,).
@@ -182,6 +216,8 @@ class Modality(ABC):
 
     def _improve_means(self, N: Floats, m: Floats, penalty: float) -> None:
         """Set the means for clusters of weights N (K,) and mean factors m (K, Q), shrunk to zero."""
+        if self.classes:
+            return
         self.means = np.zeros_like(m) if self.silent else shrink_means(N, m, float(penalty))
         self._recenter()
 
@@ -193,6 +229,10 @@ class Modality(ABC):
 
     def begin_means(self, r: Floats) -> None:
         """Set the clusters' means to the mean factor scores under posteriors r (n, K)."""
+        if self.classes:
+            self.locate(r.shape[1])
+            self.improve(r)
+            return
         scores = self.factor_scores(np.full((self.n, self.clusters), 1.0 / self.clusters))
         self.means = r.T @ scores / np.maximum(r.sum(axis=0), 1e-300)[:, None]
         if self.silent:
@@ -201,6 +241,13 @@ class Modality(ABC):
     def factor_scores(self, r: Floats) -> Floats:
         """Return E[eta | x_i] under posteriors r (n, K): (n, Q)."""
         return np.asarray(np.einsum("nk,nkq->nq", r, self.factors_by_cluster()))
+
+    def starting_scores(self) -> Floats:
+        """Return numbers whose k-means is a start: factor scores of one cluster, or standardized columns."""
+        if self.classes:
+            return self._standardized()
+        self.log_densities()
+        return self.factor_scores(np.ones((self.n, 1)))
 
     def row_norms(self) -> Floats:
         """Return the norm of every column's loadings, (P,)."""
@@ -217,16 +264,20 @@ class Modality(ABC):
         """Return the squared distance of clusters with shares w (K,) in the observed columns: D_m^2.
 
         Sum_k w_k c_k' J (J + I)^-1 c_k with centered means c and the information J of a row. It does not
-        depend on the scale of the factors, so a modality with loadings near zero separates nothing.
+        depend on the scale of the factors, so a modality with loadings near zero separates nothing. For
+        latent classes it is sum_k w_k c_k' J c_k: factors have no variance.
         """
         J = self._information()
         c = self.means - w @ self.means
-        return float(w @ np.einsum("kq,qt,kt->k", c, J @ np.linalg.inv(J + np.eye(self.Q)), c))
+        shrunk = J if self.classes else J @ np.linalg.inv(J + np.eye(self.Q))
+        return float(w @ np.einsum("kq,qt,kt->k", c, shrunk, c))
 
     def free_parameters(self) -> int:
-        """Count the free parameters: loadings up to rotation, and nonzero means of clusters."""
+        """Count the free parameters: loadings up to rotation, and means of clusters that are not fixed."""
         loaded = self.row_norms() > 0.0
         rows = int(loaded[self.row_columns].sum())
+        if self.classes:
+            return self._free_intercepts() + rows * self.Q
         q = min(rows, self.Q)
         means = q * (self.clusters - 1) if np.any(self.means) else 0
         return self._free_intercepts() + rows * self.Q - q * (q - 1) // 2 + means

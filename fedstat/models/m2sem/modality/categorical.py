@@ -17,7 +17,6 @@ from fedstat.kernels.latent_factors import (
     node_densities,
     node_means,
     node_weights,
-    normal_nodes,
 )
 from fedstat.kernels.penalized.group_prox import RIDGE, shrink_rows
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
@@ -312,7 +311,7 @@ class CategoricalModality(Modality):
             columns = np.array([p for p in range(self.P) if of[p] == (block, C)])
             shares = np.array([self._counts[p][self._seen[p]] for p in columns])
             shares /= shares.sum(axis=1, keepdims=True)
-            self._blocks.append(block(columns, shares, factors, distinct))
+            self._blocks.append(block(columns, shares, self.Q, distinct))
         self._groups, self._most = len(distinct), max(block.C for block in self._blocks)
         self._split: SplitColumns | None = None
         self.nodes = nodes
@@ -325,7 +324,7 @@ class CategoricalModality(Modality):
     @nodes.setter
     def nodes(self, T: int) -> None:
         self._per_factor = T
-        self._grid = normal_nodes(T, self.Q)
+        self._grid = self._nodes(T)
         self._last: tuple[Floats, Floats] | None = None
         self._spreads: list[SpreadRows] = []
         # Posteriors for which steps of means to the mean factors have failed.
@@ -343,14 +342,14 @@ class CategoricalModality(Modality):
 
     def begin(self, clusters: int) -> None:
         """Start from principal components of levels' numbers, and a factor analysis of one cluster."""
-        scores = [self._standardized(block) for block in self._blocks]
-        S = np.concatenate(scores, axis=1)
-        if self.Z.shape[1] > 1:
-            S = S - self.Z @ np.linalg.lstsq(self.Z, S)[0]
+        if self.classes:
+            self.locate(clusters)
+            return
+        S = self._standardized()
         d, E = np.linalg.eigh(S.T @ S / self.n)
         rest = d[: -self.Q].mean() if len(d) > self.Q else 0.0
         L = LOGISTIC_BY_NORMAL * E[:, -self.Q :] * np.sqrt(np.maximum(d[-self.Q :] - rest, 0.05))
-        ends = np.cumsum([score.shape[1] for score in scores])[:-1]
+        ends = np.cumsum([len(block.columns) * block.rows for block in self._blocks])[:-1]
         for block, own in zip(self._blocks, np.split(L, ends), strict=True):
             block.load(own)
         self.means = np.zeros((1, self.Q))
@@ -360,7 +359,17 @@ class CategoricalModality(Modality):
             self._improve_columns(spread, self._eta(), np.zeros(self.P))
         self.means = np.zeros((clusters, self.Q))
 
-    def _standardized(self, block: LevelColumns) -> Floats:
+    def _reset(self) -> None:
+        for block in self._blocks:
+            block.reset(self.Q)
+        self._split = None
+        self.nodes = self._per_factor
+
+    def _standardized(self) -> Floats:
+        S = np.concatenate([self._standardized_scores(block) for block in self._blocks], axis=1)
+        return S if self.Z.shape[1] == 1 else S - self.Z @ np.linalg.lstsq(self.Z, S)[0]
+
+    def _standardized_scores(self, block: LevelColumns) -> Floats:
         cells = np.repeat(self.codes[:, block.columns] >= 0, block.rows, axis=1)
         scores = np.where(cells, block.scores(self.codes[:, block.columns]), np.nan)
         return np.where(cells, (scores - np.nanmean(scores, axis=0)) / np.nanstd(scores, axis=0), 0.0)
@@ -471,6 +480,8 @@ class CategoricalModality(Modality):
         """Take a proximal Newton step for means (K, Q): counts (P, C, G) are at nodes that move."""
         if self.silent:
             return np.zeros_like(means)
+        if self.classes:
+            return means
         K, Q = means.shape
         eta, score, info, columns = self._eta(), np.zeros((K, Q)), np.zeros((K, Q, Q)), self._columns()
         for part, cells in zip(columns.parts, columns.cells, strict=True):
@@ -541,7 +552,7 @@ class CategoricalModality(Modality):
             free = np.ones(block.theta.shape, dtype=np.bool_)
             free[:, block.intercepts :] = self.support[block.columns, None]
             parts.append(free.ravel())
-        return np.concatenate([*parts, np.full(self.means.size, not self.silent)])
+        return np.concatenate([*parts, np.full(self.means.size, not (self.silent or self.classes))])
 
     def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
         """Return scores (n, K, p) given each cluster, and information (p, p): Louis' first two terms."""

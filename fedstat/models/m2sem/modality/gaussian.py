@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.errors import ModelError
-from fedstat.kernels.latent_factors import FactorPosterior, factor_moments, factor_posterior, normal_nodes
+from fedstat.kernels.latent_factors import LOG_2PI, FactorPosterior, factor_moments, factor_posterior
 from fedstat.kernels.penalized.group_prox import shrink_rows
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -54,7 +54,7 @@ class GaussianModality(Modality):
         self._units = patterns @ np.log(self._scale)
         self.psi = np.ones(self.P)
         self.B = np.zeros((self.P, self.Z.shape[1]))
-        self.L = np.zeros((self.P, factors))
+        self.L = np.zeros((self.P, self.Q))
         self._posterior: FactorPosterior | None = None
 
     @property
@@ -79,10 +79,10 @@ class GaussianModality(Modality):
 
     def begin(self, clusters: int) -> None:
         """Start from principal components, and a factor analysis of one cluster."""
-        counts = self._cells.T.astype(float) @ self._cells
-        X = self.X
-        if self.Z.shape[1] > 1:
-            X = np.where(self._cells, X - self.Z @ np.linalg.lstsq(self.Z, X)[0], 0.0)
+        if self.classes:
+            self.locate(clusters)
+            return
+        counts, X = self._cells.T.astype(float) @ self._cells, self._standardized()
         d, E = np.linalg.eigh(X.T @ X / np.maximum(counts, 1.0))
         rest = d[: -self.Q].mean() if self.Q < self.P else 0.0
         self.L = E[:, -self.Q :] * np.sqrt(np.maximum(d[-self.Q :] - rest, 0.05))
@@ -95,13 +95,33 @@ class GaussianModality(Modality):
             self._improve_columns(everyone, np.zeros(self.P))
         self.means = np.zeros((clusters, self.Q))
 
+    def _reset(self) -> None:
+        self.B, self.L, self.psi = np.zeros_like(self.B), np.zeros((self.P, self.Q)), np.ones(self.P)
+        self._posterior = None
+
+    def _standardized(self) -> Floats:
+        if self.Z.shape[1] == 1:
+            return self.X
+        return np.where(self._cells, self.X - self.Z @ np.linalg.lstsq(self.Z, self.X)[0], 0.0)
+
     def log_densities(self) -> Floats:
         """Return log f(x_i | k), (n, K), of columns in their own units."""
         Y = self.X - self.Z @ self.B.T
         if not self._complete:
             Y[~self._cells] = 0.0
-        self._posterior = factor_posterior(Y, self._pattern, self._seen, self.L, self.psi, self.means)
+        if self.classes:
+            self._posterior = self._of_classes(Y)
+        else:
+            self._posterior = factor_posterior(Y, self._pattern, self._seen, self.L, self.psi, self.means)
         return np.asarray(self._posterior.f - self._units[self._pattern][:, None])
+
+    def _of_classes(self, Y: Floats) -> FactorPosterior:
+        """Return densities of independent columns, residuals Y (n, P); the factors are the fixed means."""
+        shifts, weights = self.means @ self.L.T, self._cells / self.psi
+        squares = (weights * Y**2).sum(axis=1)[:, None] - 2.0 * (weights * Y) @ shifts.T
+        squares += weights @ (shifts**2).T + (self._cells @ (LOG_2PI + np.log(self.psi)))[:, None]
+        e = np.broadcast_to(self.means, (self.n, *self.means.shape))
+        return FactorPosterior(-0.5 * squares, e, np.zeros((len(self._seen), self.Q, self.Q)))
 
     def factors_by_cluster(self) -> Floats:
         """Return E[eta | x_i, k], (n, K, Q)."""
@@ -167,7 +187,7 @@ class GaussianModality(Modality):
         columns = np.ones((self.P, self.Z.shape[1] + self.Q + 1), dtype=np.bool_)
         columns[:, self.Z.shape[1] : -1] = self.support[:, None]
         columns[:, -1] = self.psi > FLOOR
-        return np.concatenate([columns.ravel(), np.full(self.means.size, not self.silent)])
+        return np.concatenate([columns.ravel(), np.full(self.means.size, not (self.silent or self.classes))])
 
     def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
         """Return scores (n, K, p) given each cluster, and the information (p, p) of Louis' first two terms.
@@ -176,9 +196,10 @@ class GaussianModality(Modality):
         """
         self.log_densities()
         assert self._posterior is not None
-        e, root = self._posterior.e, np.linalg.cholesky(self._posterior.V)[self._pattern]
+        e, V = self._posterior.e, self._posterior.V
+        root = (V if self.classes else np.linalg.cholesky(V))[self._pattern]
         (P, q), (K, Q) = self.B.shape, self.means.shape
-        d, nodes = q + Q + 1, normal_nodes(3, Q)
+        d, nodes = q + Q + 1, self._nodes(3)
         a, H = np.zeros((self.n, K, P * d + K * Q)), np.zeros((P * d + K * Q, P * d + K * Q))
         columns = np.zeros((P, d, d))
         seen = self._cells.astype(float)

@@ -48,11 +48,16 @@ class LevelColumns(ABC):
 
     def __init__(self, columns: Ints, shares: Floats, factors: int, covariates: Floats) -> None:
         self.columns, self.shares = columns, shares
-        self.C, self.Q = int(shares.shape[1]), factors
+        self.C = int(shares.shape[1])
         self.intercepts = self.C - 1 + self.rows * covariates.shape[1]
-        self.theta = np.zeros((len(columns), self.intercepts + self.rows * factors))
-        self.theta[:, : self.C - 1] = self._begin()
         self.covariates = covariates
+        self.reset(factors)
+
+    def reset(self, factors: int) -> None:
+        """Start from the shares of the levels, and loadings of zero on this many factors."""
+        self.Q = factors
+        self.theta = np.zeros((len(self.columns), self.intercepts + self.rows * factors))
+        self.theta[:, : self.C - 1] = self._begin()
 
     @property
     @abstractmethod
