@@ -8,6 +8,8 @@ from modality_cases import ascend, begun, central_hessian, continuous, levels
 from scipy.special import expit, logit, logsumexp
 
 import fedstat as fs
+from fedstat.models.m2sem.bootstrap import bootstrap_ratios
+from fedstat.models.m2sem.information import local_information
 from fedstat.models.m2sem.modality.base import corners
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
@@ -90,6 +92,16 @@ def test_distance_is_that_of_the_columns_and_no_class_is_special():
     other = begun(GaussianModality(x, list("abc"), 0), r[:, [2, 0, 1]])
     np.testing.assert_allclose(other.row_norms(), m.row_norms())
     np.testing.assert_allclose(corners(4).T @ corners(4), 4 * np.eye(3), atol=1e-12)
+    assert len(local_information([m], r).own) == m.free_parameters()  # no direction without a density
+
+
+def test_drawn_columns_have_the_means_and_the_variance_of_their_class():
+    x, r, _ = continuous(3, n=200, P=3, K=K)
+    m = begun(GaussianModality(x, list("abc"), 0), r)
+    drawn = m.draw(np.full(20_000, 1), np.random.default_rng(0))
+    sd = np.sqrt(m.psi) * x.std(axis=0)
+    np.testing.assert_allclose((drawn.mean(axis=0) - m.profile()[1]) / sd, 0.0, atol=0.03)
+    np.testing.assert_allclose(drawn.std(axis=0) / sd, 1.0, atol=0.03)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +176,9 @@ def test_predictions_tests_and_files(of_levels, fitted, tmp_path):
     np.testing.assert_allclose(fitted.predict(of_levels[0]), fitted.posterior, atol=5e-3)
     one = fs.M2SEM(of_levels[0], 1, 0).fit(select=None, n_init=1)
     assert one.bic == pytest.approx(-2 * one.llf + 9 * np.log(len(fitted.labels)), abs=1e-6)
-    assert fitted.test_against(one, samples=3, n_init=1).pvalue == 0.25
+    assert fitted.test_against(one, samples=2, n_init=1).pvalue == pytest.approx(1 / 3)
+    subjects = one._alive("").model._subjects
+    assert bootstrap_ratios(one._record, subjects, 2, 2, np.random.default_rng(0)).min() > 1.0
     drawn = fitted.bootstrap(10).tidy()["std_error"]
     assert (drawn / fitted.tidy()["std_error"]).median() == pytest.approx(1.0, abs=0.4)
     fitted.save(tmp_path / "fit")
@@ -197,6 +211,10 @@ def test_the_sizes_without_factors_are_searched_and_columns_are_selected():
     selected = fit.features["selected"].droplevel(["site", "modality"])
     assert selected.to_dict() == {name: name not in ("noise", "coin") for name in selected.index}
     assert fit.features["frequency"].between(0, 1).all()
+    # log n for each of the two numbers by which three classes differ
+    assert np.isclose(fit.path["lam1"], 2 * np.log(n)).any() and not fit.path["lam2"].any()
+    df = fit.tests()["df"].droplevel(["site", "modality"])
+    assert df["a"] == 2 and df["t0"] == 4
 
 
 @pytest.mark.parametrize(
