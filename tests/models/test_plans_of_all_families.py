@@ -139,6 +139,10 @@ CASES = {
         clusters,
         of("M2SEM", "~ c1_1 + c1_2 + c2_1 + c2_2", {"select": None, "n_init": 1}, n_clusters=2, n_factors=1),
     ),
+    "M2SEM without factors": (
+        clusters,
+        of("M2SEM", "~ c1_1 + c1_2 + c2_1 + c2_2", {"select": None, "n_init": 1}, n_clusters=2, n_factors=0),
+    ),
     "Copula": (divided, ("CopulaSynthesizer", lambda p: fs.CopulaSynthesizer(p, 3.0, BOUNDS), {})),
     "PrivateCopulaGLM": (
         divided,

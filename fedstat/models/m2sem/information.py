@@ -396,7 +396,7 @@ def invert(info: Floats, clusters: int, parts: Mapping[str, SiteInformation]) ->
             jacobians,
             shared,
             "the observed information is not positive definite: the fit has not reached a maximum, or a "
-            "cluster or an error's variance is at its bound",
+            "cluster or an error's variance is at its bound, or columns are too few to determine clusters",
         )
     half = scale[:, None] * vectors / np.sqrt(values)
     return ObservedInformation(half @ half.T, clusters, jacobians, shared)
