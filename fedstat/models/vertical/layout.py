@@ -199,6 +199,16 @@ class Layout:
         return float(self.weights.mean()) if self.frequencies and self.weights is not None else 1.0
 
     @property
+    def nobs(self) -> float:
+        """Entities that the rows represent."""
+        return self.n * self.counted
+
+    @property
+    def log_weights(self) -> float:
+        """Term that weights of variances add to a normal log-likelihood: half the sum of their logarithms."""
+        return 0.0 if self.frequencies else 0.5 * float(np.log(self.relative).sum())
+
+    @property
     def variance_of_one(self) -> float:
         """Variance of an entity of weight one, relative to that of mean weight, with var_weights."""
         return float(self.weights.mean()) if not self.frequencies and self.weights is not None else 1.0

@@ -159,7 +159,7 @@ class VerticalModel(Explainable):
 
     def _role_columns(self) -> dict[str, str]:
         """Return the additional columns by their names in the design: "offset", "weights"."""
-        return {}
+        return {"offset" if role == "offset" else "weights": name for role, name in self._roles.items()}
 
     @property
     def param_names(self) -> list[str]:
@@ -210,6 +210,35 @@ class VerticalModel(Explainable):
                 f"observed values: {lost}."
             )
         warn(f"{reported} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
+
+
+def read_roles(
+    formula: Formula,
+    partition: ClientPartition,
+    offset: str | None,
+    freq_weights: str | None,
+    var_weights: str | None,
+) -> dict[str, str]:
+    """Return the given columns by argument.
+
+    Raises ModelError unless all are at the site of the response, and at most one has weights.
+    """
+    given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
+    roles = {role: name for role, name in given.items() if name is not None}
+    if {"freq_weights", "var_weights"} <= roles.keys():
+        raise ModelError("freq_weights, var_weights: give only one of them; an entity has one weight")
+    holder = formula.response_site
+    for role, name in roles.items():
+        there = [site for site, columns in partition.columns.items() if name in columns]
+        if there != [holder]:
+            found = f"is at '{there[0]}'" if there else "is at no site"
+            raise ModelError(
+                f"{role}: column {name!r} {found}; it must be at the site of the response "
+                f"'{formula.response}', '{holder}': add it to that site's table"
+            )
+        if name in formula.response_columns:
+            raise ModelError(f"{role}: column {name!r} is the response")
+    return roles
 
 
 def default_coordinator(formula: Formula) -> str:

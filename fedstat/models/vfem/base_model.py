@@ -25,7 +25,7 @@ from fedstat.models.vertical.exchange.patterns import (
 )
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
-from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.model import VerticalModel, read_roles
 from fedstat.models.vfem.base_results import VFEMBaseResults
 from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.from_moments import CovType
@@ -69,23 +69,6 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
 
 # ----------------------------------------------------------------------------------------------------
 # Checks of the columns of weights and offset, with remedies.
-
-
-def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
-    """Require these columns at the site of the response, and at most one kind of weights."""
-    if {"freq_weights", "var_weights"} <= roles.keys():
-        raise ModelError("freq_weights, var_weights: give only one of them; an entity has one weight")
-    holder = formula.response_site
-    for role, name in roles.items():
-        there = [site for site, columns in partition.columns.items() if name in columns]
-        if there != [holder]:
-            found = f"is at '{there[0]}'" if there else "is at no site"
-            raise ModelError(
-                f"{role}: column {name!r} {found}; it must be at the site of the response "
-                f"'{formula.response}', '{holder}': add it to that site's table"
-            )
-        if name in formula.response_columns:
-            raise ModelError(f"{role}: column {name!r} is the response")
 
 
 def check_weights(roles: Mapping[str, str], exchange: str, correction: str | None) -> None:
@@ -157,10 +140,8 @@ class VFEMModel(VerticalModel):
         if between is not None:
             check_choice("between", between, get_args(Between))
         self.between: Between | None = between
-        given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
-        self._roles = {role: name for role, name in given.items() if name is not None}
+        self._roles = read_roles(formula, partition, offset, freq_weights, var_weights)
         self._check_distribution()
-        check_roles(self._roles, formula, partition)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept, but VFEM centers every block at its mean and "
@@ -235,10 +216,6 @@ class VFEMModel(VerticalModel):
         check_choice("method", method, get_args(LinearMethod))
         layout = make_layout(self.design, method, partly=partly)
         return replace(layout, frequencies="freq_weights" in self._roles)
-
-    def _role_columns(self) -> dict[str, str]:
-        names = {"offset": "offset", "freq_weights": "weights", "var_weights": "weights"}
-        return {names[role]: column for role, column in self._roles.items()}
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.site: block.names for block in self.design.blocks}

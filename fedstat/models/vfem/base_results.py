@@ -17,6 +17,7 @@ from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.vertical.exchange.patterns import role_notes
 from fedstat.models.vertical.joint_normal.assumption_tests import OPEN
 from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
@@ -25,7 +26,7 @@ from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import VerticalPredictions, as_partition, one_table
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
-from fedstat.models.vfem.notes import fit_notes, role_notes
+from fedstat.models.vfem.notes import fit_notes
 from fedstat.models.vfem.outcome import (
     EntityCounts,
     SessionArtifacts,
@@ -376,9 +377,6 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         return self._prediction(one_table(partition, exog), mean_only=False)
 
     def _fitted_mean(self) -> FittedMean:
-        roles = {} if self._model is None else dict(self._model._roles)
-        if self._record.has_offset:
-            roles.setdefault("offset", "")
         fit = self._fit
         return FittedMean(
             names=self.estimate.names,
@@ -386,7 +384,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             cov=self._cov(),
             distribution=fit.distribution,
             means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.sites[1:])]),
-            roles=roles,
+            roles=self._role_names(),
             words=(self.model_name, self.estimate.response),
             test_distribution=self._test_distribution,
             student=self.use_t,
@@ -456,13 +454,9 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         moments = self._held.exchange.moments
         return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])
 
-    def _check_no_offset(self, call: str) -> None:
-        """Refuse to compare predictions at an offset of zero with responses that have an offset."""
-        if self._record.has_offset:
-            raise NotAvailableError(
-                f"{call}: predictions are those at an offset of zero; use predict(partition), and add the "
-                "offset at the site that holds it"
-            )
+    @property
+    def _has_offset(self) -> bool:
+        return self._record.has_offset
 
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit, if it is available."""

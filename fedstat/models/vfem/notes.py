@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, compress
 
 import numpy as np
@@ -590,25 +590,6 @@ EXPECTED_FREE = (
     "Standard errors come from the expected information. This requires normal columns, and blocks that are "
     "missing completely at random."
 )
-
-
-def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
-    """Describe the offset and the weights, and their meaning."""
-    for role, name in roles.items():
-        if role == "offset":
-            yield Note(
-                "offset",
-                "The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
-                "independent of missing columns. Predictions are those at an offset of zero.",
-                values={"name": name},
-            )
-            continue
-        meaning = (
-            f"The value of '{name}' is the number of entities that a row represents"
-            if role == "freq_weights"
-            else f"The variance of the response is the error variance divided by '{name}'"
-        )
-        yield Note("weights", f"{meaning}; every site received the weights of its entities.")
 
 
 def fit_notes(

@@ -153,7 +153,7 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         n_parameters=len(params) + 1 if fit.estimates_alpha else None,
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
-        llf=None if np.isnan(fit.log_likelihood) else fit.log_likelihood + log_weights(layout),
+        llf=None if np.isnan(fit.log_likelihood) else fit.log_likelihood + layout.log_weights,
         rsquared=explained_share(layout, outcome) if normal else None,
         scale=fit.s2 * layout.variance_of_one * outcome.unbiased,
         privacy=noise_added(layout if normal else None),
@@ -161,11 +161,6 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         blocks=site_blocks(layout),
         reasons=NO_COVARIANCE | NO_LIKELIHOOD if normal else NO_COVARIANCE | NO_RSQUARED,
     )
-
-
-def log_weights(layout: Layout) -> float:
-    """Return the term that var_weights add to the log-likelihood: half the sum of their logarithms."""
-    return 0.0 if layout.frequencies else 0.5 * float(np.log(layout.relative).sum())
 
 
 def explained_share(layout: Layout, outcome: VFEMOutcome) -> float:

@@ -89,7 +89,7 @@ def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> Debiase
     """
     n, few = float(S[0, 0]), S[0, 0] < MIN_ENTITIES_PER_EQUATION * (len(S) - 1)
     path = normal_path(S, units, lasso_setup(setup))
-    best = scaled_lasso(path, n) if few else choose_fit(score_path(path, int(n)), "aic")
+    best = scaled_lasso(path, n) if few else choose_fit(score_path(path, n), "aic")
     # Sums of products use the centered response: the intercept is estimated relative to its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardized[best]])

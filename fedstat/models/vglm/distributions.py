@@ -103,7 +103,7 @@ def saturated(distribution: DistributionSpec, y: Floats) -> float:
 
 
 def log_likelihood(
-    distribution: str, loss: float, n: int, constant: float, scale: float | None = None
+    distribution: str, loss: float, n: float, constant: float, scale: float | None = None
 ) -> float:
     """Log-likelihood of n entities at half a mean deviance; `constant` is :func:`saturated` divided by n.
 
@@ -118,7 +118,7 @@ def log_likelihood(
     return n * (constant + likelihood.term(loss, scale))
 
 
-def minus_twice(distribution: str, loss: Floats, n: int) -> Floats:
+def minus_twice(distribution: str, loss: Floats, n: float) -> Floats:
     """Minus twice the largest log-likelihood at half mean deviances, up to a constant: (L,) -> (L,).
 
     A quadratic model may predict a negative deviance, for which a dispersion has no estimate: infinite there.

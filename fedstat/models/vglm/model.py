@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -33,7 +33,7 @@ from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_pa
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.fit import Between
-from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.model import VerticalModel, read_roles
 from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.notes import FREE_ALTERNATIVE
@@ -105,6 +105,11 @@ class VerticalGLM(VerticalModel):
         independent, which biases estimates if they are correlated. The default is that of
         :class:`fedstat.VFEMRegression`. The time of "free" increases with the sixth power of the number of
         columns: seconds for twenty; the limit is eighty.
+    offset, freq_weights, var_weights : str, optional
+        For the normal family with exchange="products": columns at the response's site, as those of
+        :class:`fedstat.VFEMRegression`. Columns are standardized by their weighted moments, as in glmnet,
+        and the loss is half the weighted mean deviance. Weights of variances require complete entities, and
+        not inference="split".
     coordinator
         See :meth:`from_formula`.
 
@@ -151,6 +156,9 @@ class VerticalGLM(VerticalModel):
         unpenalized: Sequence[str] = (),
         missing: MissingRule | Literal["em"] = "raise",
         between: Between | None = None,
+        offset: str | None = None,
+        freq_weights: str | None = None,
+        var_weights: str | None = None,
         coordinator: str | None = None,
     ) -> None:
         check_parsed(type(self), formula)
@@ -173,6 +181,8 @@ class VerticalGLM(VerticalModel):
                 f"missing='em' requires the normal family; with {self.distribution} use 'drop', or VFEMGLM, "
                 "which has no selection"
             )
+        self._roles = read_roles(formula, partition, offset, freq_weights, var_weights)
+        check_roles(self._roles, self.distribution, self._em)
         self.penalty = Penalty(penalty, a, l1_ratio)
         if penalty == "ridge" and (adaptive or group_terms):
             raise ModelError("penalty='ridge' shrinks all columns alike: leave adaptive and group_terms out")
@@ -183,6 +193,7 @@ class VerticalGLM(VerticalModel):
         layout = make_layout(
             self.design, (site.policy for site in partition.sites.values()), incomplete=self._em
         )
+        layout = replace(layout, frequencies="freq_weights" in self._roles)
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
         if self._em and between != "independent" and self.layout.p > MOST_FREE:
             raise ModelError(
@@ -204,7 +215,7 @@ class VerticalGLM(VerticalModel):
         ----------
         formula, partition
             As in :meth:`VerticalModel.from_formula`.
-        family, penalty, a, l1_ratio, adaptive, group_terms, unpenalized, missing, between
+        family, penalty, a, l1_ratio, adaptive, group_terms, unpenalized, missing, between, offset, freq_weights, var_weights
             See the class.
         coordinator
             As in :meth:`VerticalModel.from_formula`.
@@ -446,6 +457,15 @@ class VerticalGLM(VerticalModel):
                 "inference='conditional', because sums by missing pattern are not also released by fold. "
                 "Leave exchange, inference, select='cv' or '1se' and draws out, or use missing='drop'"
             )
+        if self._roles and not normal:
+            raise ModelError(
+                f"{', '.join(self._roles)}: exchange='admm' has none; leave exchange='products'"
+            )
+        if "var_weights" in self._roles and choice.split:
+            raise ModelError(
+                "var_weights: inference='split' has none, because the weights of a half have another mean; "
+                "leave inference='debiased'"
+            )
         ridge = not self.penalty.selecting
         if ridge and passing.exchange == "admm":
             raise ModelError("penalty='ridge' needs exchange='products'; leave exchange out")
@@ -474,6 +494,21 @@ class VerticalGLM(VerticalModel):
                 "splits: more than one requires inference='split', the normal family with "
                 "exchange='products', and select='bic', 'ebic' or 'aic'"
             )
+
+
+def check_roles(roles: Mapping[str, str], distribution: DistributionSpec, em: bool) -> None:
+    """Refuse weights and offset where a fit has none."""
+    if roles and distribution.name != "Gaussian":
+        raise ModelError(
+            f"{', '.join(roles)}: only the normal family has them here, because the coordinator computes the "
+            f"means of {distribution} from the sites' linear predictors alone. VFEMGLM has offset=, without "
+            "selection"
+        )
+    if "var_weights" in roles and em:
+        raise ModelError(
+            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "
+            "missing='drop', or freq_weights if a row represents several entities"
+        )
 
 
 def warn_unless_converged(outcome: SelectionOutcome) -> None:

@@ -86,7 +86,7 @@ def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence
     J = to_units(support, units)
     params = J @ (units.sd * b)
     params[0] += units.mean
-    llf = -n / 2.0 * (np.log(2.0 * np.pi * rss / n) + 1.0)
+    llf = n * (units.constant - (np.log(2.0 * np.pi * rss / n) + 1.0) / 2.0)
     return Refit(support, params, scale * J @ inverse @ J.T, float(llf), scale, rss / n / 2.0)
 
 
@@ -185,7 +185,7 @@ def split_pvalues(
         order = random.permutation(F)
         S = products[order[: F // 2]].sum(axis=0)
         path = normal_path(S, units, setup)
-        chosen = choose_fit(score_path(path, int(S[0, 0])), select)
+        chosen = choose_fit(score_path(path, float(S[0, 0])), select)
         support = path.selected[chosen]
         if support.any():
             refit = normal_refit(products[order[F // 2 :]].sum(axis=0), units, support, names)

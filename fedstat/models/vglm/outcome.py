@@ -43,7 +43,7 @@ class SelectionOutcome:
     """Result of a fit: the numbers, and the method.
 
     The layout of the plan includes all entities of the fit, also those that only estimate; columns were
-    selected among `n`, 0 for all of them. `null` is the log-likelihood of the intercept alone, `folds` the
+    selected among `n`, or as many as their weights represent. `null` is the log-likelihood of the intercept alone, `folds` the
     number of parts of the entities whose sums were released separately, `observed` the results of a fit with
     missing blocks.
     """
@@ -55,7 +55,7 @@ class SelectionOutcome:
     units: ColumnScales
     folds: int = 1
     observed: MissingBlocksFit | None = None
-    n: int = 0
+    n: float = 0.0
 
     @property
     def layout(self) -> Layout:
@@ -181,7 +181,7 @@ def make_refit(response: str, outcome: SelectionOutcome) -> Estimate | None:
         columns,
         params=refit.params,
         cov=refit.cov,
-        nobs=outcome.layout.n - outcome.left_out - (outcome.n if split else 0),
+        nobs=round(outcome.layout.nobs - outcome.n if split else outcome.n),
         df_model=float(len(columns)),
         converged=True,
         llf=refit.llf,
@@ -209,7 +209,7 @@ def make_debiased(response: str, outcome: SelectionOutcome) -> Estimate | None:
         np.arange(layout.p),
         params=found.params,
         cov=found.cov,
-        nobs=layout.n,
+        nobs=round(outcome.n),
         df_model=float(layout.p),
         converged=True,
         scale=found.scale,
@@ -230,11 +230,11 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
     if convex and not setup.penalty.selecting:
         reason = SHRUNKEN
     kind, loss = information(outcome.distribution), float(path.loss[at])
-    n = outcome.n or layout.n - outcome.left_out
+    n = outcome.n
     scale = None if refit is None else refit.scale
     df = float(outcome.criteria.df[at]) - 1.0
     if refit is None and outcome.distribution.name == "Gaussian":
-        own_scale = 2.0 * loss * n / (n - 1.0 - df)
+        own_scale = 2.0 * loss * n / (n - 1.0 - df) * layout.variance_of_one
     else:
         own_scale = 1.0 if refit is None else refit.scale
     return _estimate(
@@ -245,7 +245,7 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
         # The bias of a lasso does not vanish, and the covariance of the other half belongs to other
         # estimates.
         cov=None if convex or split else _selected_cov(outcome, refit),
-        nobs=n,
+        nobs=round(n),
         df_model=df,
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",

@@ -299,7 +299,7 @@ class PathCriteria:
     deviance (of the normal family the mean squared error), with its standard error over folds.
     """
 
-    n: int
+    n: float
     df: Floats
     aic: Floats
     bic: Floats
@@ -308,7 +308,7 @@ class PathCriteria:
     cv_se: Floats | None = None
 
 
-def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") -> PathCriteria:
+def score_path(path: CoefficientPath, n: float, distribution: str = "Gaussian") -> PathCriteria:
     """Compute the information criteria of a path over n entities.
 
     A dispersion is estimated at every fit, by maximum likelihood.
@@ -336,7 +336,7 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
 class Chooser:
     """Choice of a fit of a path over n entities by an information criterion."""
 
-    n: int
+    n: float
     distribution: str
     criterion: Criterion
 

@@ -257,13 +257,18 @@ class SelectionPredictions(VerticalPredictions):
             cov=cov,
             distribution=predictor.family,
             means=self._centers,
-            roles={},
+            roles=self._role_names(),
             words=(self.model_name, self.estimate.response),
             test_distribution=self._test_distribution,
             student=self.use_t,
         )
 
+    @property
+    def _has_offset(self) -> bool:
+        return any(note.kind == "offset" for note in self._record.notes)
+
     def _response_source(self) -> ResponseSource:
+        self._check_no_offset("evaluate")
         if self._model is None:
             raise NotAvailableError("evaluate: saved results do not contain the response's columns")
         formula = self._model.formula

@@ -63,11 +63,11 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         every = np.ones((parts, len(layout.sites)), dtype=bool)
         return (yield from exchange_grams(layout, units, code, every, plan.product_session))
 
-    grams = run(protocol())
+    grams = run(protocol()).weighted(layout)
     # With sample splitting, the first half of the folds selects, and the others estimate.
     units, mine = grams.units, np.arange(parts) < (parts // 2 if choice.split else parts)
     products, S = grams.products[mine], grams.total(mine)
-    n = int(S[0, 0])
+    n = float(S[0, 0])
     path = normal_path(S, units, setup)
     criteria = score_path(path, n)
     if choice.cross_validates:
@@ -78,9 +78,12 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     refit = None
     if setup.penalty.selecting or setup.unpenalized:
         refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
+        refit = replace(refit, scale=refit.scale * layout.variance_of_one)
     fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
     if choice.inference == "debiased":
-        fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
+        debiased = normal_debiased(S, units, setup)
+        debiased = replace(debiased, scale=debiased.scale * layout.variance_of_one)
+        fitted = replace(fitted, debiased=debiased)
     if choice.draws:
         halves = normal_stability(products, units, setup, path, choice.draws, plan.random)
         fitted = replace(fitted, halves=halves)
@@ -88,10 +91,11 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         p_values = split_pvalues(grams, setup, choice.select, choice.splits, layout.names, plan.random)
         fitted = replace(fitted, split_p=p_values)
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
-    return SelectionOutcome(plan, fitted, criteria, normal_null(n, variance), units, parts, n=n)
+    null = normal_null(n, variance) + n * units.constant
+    return SelectionOutcome(plan, fitted, criteria, null, units, parts, n=n)
 
 
-def normal_null(n: int, variance: float) -> float:
+def normal_null(n: float, variance: float) -> float:
     """Largest log-likelihood of a normal response of this variance with an intercept alone."""
     return float(n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0))
 
@@ -110,7 +114,7 @@ def select_blocks(
         choice = choose_between(moments)
         plan = replace(plan, between=choice.between if choice else "free")
     joint = working_model(moments, plan.between or "free")
-    found, n = blocks_path(joint, setup), int(moments.nobs)
+    found, n = blocks_path(joint, setup), float(moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else found.path.selected[chosen]
@@ -127,7 +131,7 @@ def select_blocks(
             moments, plan.between or "free", setup, found.path, plan.choice.draws, plan.random
         )
         fitted = replace(fitted, halves=halves)
-    return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed)
+    return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed, n=n)
 
 
 def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:

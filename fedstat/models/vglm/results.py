@@ -17,6 +17,7 @@ from fedstat.inference.summary import Note, coefficient_sheet
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.vertical.exchange.patterns import role_notes
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit
@@ -262,7 +263,7 @@ class VerticalGLMResults(
         if selection.inference == "conditional" and alone:
             claims = ()
         record = SelectionRecord(
-            notes=(*claims, *fit_notes(outcome, ledger)),
+            notes=(*claims, *role_notes(model._roles), *fit_notes(outcome, ledger)),
             predictor=predictor,
             selection=selection,
             refit=refit,

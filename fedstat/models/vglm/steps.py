@@ -495,6 +495,7 @@ RULES = ExchangeRules(
     columns={WEIGHTED: weighted_columns},
     weights={WEIGHTED: weights_released},
     constant=saturated,
+    weighted=True,
 )
 include(
     FAMILY,

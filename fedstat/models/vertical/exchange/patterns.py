@@ -502,3 +502,22 @@ def _verdict(numbers: int, columns: int) -> str:
         f"{'all' if numbers * MANTISSA_BITS >= columns else numbers * MANTISSA_BITS} of them if they have "
         "two."
     )
+
+
+def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
+    """Describe the offset and the weights, and their meaning."""
+    for role, name in roles.items():
+        if role == "offset":
+            yield Note(
+                "offset",
+                "The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
+                "independent of missing columns. Predictions are those at an offset of zero.",
+                values={"name": name},
+            )
+            continue
+        meaning = (
+            f"The value of '{name}' is the number of entities that a row represents"
+            if role == "freq_weights"
+            else f"The variance of the response is the error variance divided by '{name}'"
+        )
+        yield Note("weights", f"{meaning}; every site received the weights of its entities.")

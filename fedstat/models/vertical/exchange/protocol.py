@@ -8,7 +8,7 @@ masked numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -62,6 +62,25 @@ class Grams:
         """Sum over some of the folds, or all."""
         chosen = self.products if folds is None else self.products[folds]
         return np.asarray(chosen.sum(axis=0))
+
+    def weighted(self, layout: Layout) -> Grams:
+        """Standardize the columns by their weighted moments, because sites do so without the weights."""
+        if layout.weights is None:
+            return self
+        S, units = self.total(), self.units
+        mean = S[0, 1:] / S[0, 0]
+        sd = np.sqrt(np.diag(S)[1:] / S[0, 0] - mean**2)
+        A = np.diag(np.append(1.0, 1.0 / sd))
+        A[1:, 0] = -mean / sd
+        units = replace(
+            units,
+            shift=units.shift + units.scale * mean[:-1],
+            scale=units.scale * sd[:-1],
+            mean=units.mean + units.sd * float(mean[-1]),
+            sd=units.sd * float(sd[-1]),
+            constant=units.constant + layout.log_weights / layout.n,
+        )
+        return replace(self, products=A @ self.products @ A.T, units=units)
 
 
 def standardize_columns(

@@ -190,6 +190,24 @@ class VerticalPredictions(CoefficientResults):
         """Return the site of the response with which predictions are compared."""
         raise NotImplementedError
 
+    @property
+    def _has_offset(self) -> bool:
+        """Whether the fit has an offset, also if it was read from a file."""
+        raise NotImplementedError
+
+    def _role_names(self) -> dict[str, str]:
+        """Return offset and weights of the fit by role, as far as they are known."""
+        roles = {} if self._model is None else dict(self._model._roles)
+        return {"offset": "", **roles} if self._has_offset else roles
+
+    def _check_no_offset(self, call: str) -> None:
+        """Refuse to compare predictions at an offset of zero with responses that have an offset."""
+        if self._has_offset:
+            raise NotAvailableError(
+                f"{call}: predictions are those at an offset of zero; use predict(partition), and add the "
+                "offset at the site that holds it"
+            )
+
     def _need_model(self, what: str) -> VerticalModel:
         """Return the model of this session, or report that a file has none."""
         if self._model is None:
