@@ -65,6 +65,14 @@ def complete(policy):
     return fs.ClientPartition.from_frames(data.frames, on=data.key, policy=policy)
 
 
+def weighted(policy):
+    data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
+    holder = next(name for name, frame in data.frames.items() if "y" in frame)
+    own = data.frames[holder].assign(cases=np.arange(600) % 3 + 1.0, shift=np.arange(600) % 7 / 7.0)
+    own["event"] = (own["y"] > own["y"].median()) * 1.0
+    return fs.ClientPartition.from_frames({**data.frames, holder: own}, on=data.key, policy=policy)
+
+
 def clusters(policy):
     data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
     return fs.ClientPartition.from_frames(data.frames, on=data.key, policy=policy)
@@ -133,6 +141,14 @@ CASES = {
     "VGLM by folds": (
         complete,
         of("VerticalGLM", "y ~ .", {"n_lambdas": 6, "select": "cv", "folds": 3, "seed": 1}),
+    ),
+    "VGLM of weights and an offset": (
+        weighted,
+        of("VerticalGLM", "y ~ . - event", {"n_lambdas": 8}, freq_weights="cases", offset="shift"),
+    ),
+    "VGLM of an offset": (
+        weighted,
+        of("VerticalGLM", "event ~ . - y - cases", {"n_lambdas": 5}, family=BINOMIAL, offset="shift"),
     ),
     "LASER": (columns, of("LASER", "NPGR > 0 ~ ROA + CI", {"epochs": 2})),
     "M2SEM": (

@@ -261,6 +261,17 @@ def open_weights(data: SiteData, state: State) -> dict[str, Array]:
     return {"weights": state.use("response weights", np.ndarray, "no weights are open in this session")}
 
 
+@step(
+    FAMILY,
+    "open_response",
+    releases={"offset": per_entity("offset of the entities", behind=(EntityCount,))},
+)
+def open_offset(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the offset that was opened with the response, zero if it is missing: (rows,)."""
+    found = state.use("response offset", np.ndarray, "no offset is open in this session")
+    return {"offset": np.nan_to_num(found)}
+
+
 def offset_of(state: State) -> Floats | float:
     """Return the offset that was opened with the response, (rows,), or zero."""
     found = state.look_at("response offset") if "response offset" in state else None
@@ -410,12 +421,13 @@ def agree_design(
     min_count: int = 5,
     offset: str = "",
     weights: str = "",
+    releases: bool = True,
 ) -> FitProtocol[Design]:
     """Agree on a vertical design.
 
     `rows` are the positions of each site's records among the entities; `missing` decides about
     entities without a response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
-    `offset` and `weights` are columns of the response's holder.
+    `offset` and `weights` are columns of the response's holder, which `releases` the weights now or in a fit.
 
     Raises a DesignError as :func:`~fedstat.federation.design.block.build_block` does, for entities
     without a response, and for a site that shares none with the response holder.
@@ -436,7 +448,7 @@ def agree_design(
     among = " or ".join(["has no value", *(text for text, column in causes if column)])
     _check_response(active, formula, n_entities, len(rows[active]), len(entities), missing, among)
     reported = None
-    if weights:
+    if weights and releases:
         (reply,) = yield [design_request(active, "open_weights", session)]
         reported = reply.arrays["weights"][has]
     requests = []

@@ -37,6 +37,7 @@ class Layout:
     `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances. `lacking`
     counts by term the values that entities with some of a site's columns lack, if such entities count as
     missing there. The owners require `each` entity behind every equation of sums of products.
+    `offset` (n,) is that of linear predictors, if it was released.
     """
 
     sites: tuple[str, ...]
@@ -61,6 +62,7 @@ class Layout:
     least: Mapping[str, int] = field(default_factory=dict)
     lacking: Mapping[str, int] = field(default_factory=dict)
     each: float = MIN_ENTITIES_PER_EQUATION
+    offset: Floats | None = None
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -184,6 +186,7 @@ class Layout:
             kept={k: place[self.kept[k][own]] for k, own in shown.items()},
             response_keep=select_columns(self.response_keep, used),
             weights=None if self.weights is None else self.weights[used],
+            offset=None if self.offset is None else self.offset[used],
         )
 
     # ---- weights -------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.audit.ledger import CoordinatorLog
@@ -67,6 +69,8 @@ class VerticalModel(Explainable):
     """Whether fits may use entities that have only some of a site's columns."""
     _roles: Mapping[str, str] = {}
     """Additional columns of the response's site, by the argument that names them."""
+    _opens_in_fit: ClassVar[bool] = False
+    """Whether weights are released in a fit, so that its plan has them, and not before it."""
 
     def __init__(
         self,
@@ -155,6 +159,7 @@ class VerticalModel(Explainable):
             partial=self.partition.partial,
             min_count=self.partition.min_count,
             **self._role_columns(),
+            releases=not self._opens_in_fit,
         )
 
     def _role_columns(self) -> dict[str, str]:
@@ -193,7 +198,11 @@ class VerticalModel(Explainable):
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session
-        return synthetic_column_sites(self.design, rows, policies, self.distribution, session)
+        n, opened = len(self.design.response_keep), self._role_columns()
+        values = {"weights": np.ones(n), "offset": np.zeros(n)}
+        kept = {f"response {name}": value for name, value in values.items() if name in opened}
+        holder = {self.design.active: kept}
+        return synthetic_column_sites(self.design, rows, policies, self.distribution, session, holder)
 
     def _warn_of_partial_blocks(self, which: str) -> None:
         """Warn of entities with some of a site's columns, which count as missing there in a fit."""
@@ -239,6 +248,17 @@ def read_roles(
         if name in formula.response_columns:
             raise ModelError(f"{role}: column {name!r} is the response")
     return roles
+
+
+def refuse_weights(roles: Mapping[str, str]) -> None:
+    """Refuse weights of a response that is not normal."""
+    weights = [role for role in roles if role != "offset"]
+    if weights:
+        raise ModelError(
+            f"{weights[0]}: only a normal response can have weights. Give every entity that a row "
+            "represents a row and a key of its own, at all sites, or use FederatedGLM if sites hold "
+            "complete rows"
+        )
 
 
 def default_coordinator(formula: Formula) -> str:

@@ -18,6 +18,7 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.model import refuse_weights
 from fedstat.models.vfem.base_model import (
     IterativeOptions,
     LinearMethod,
@@ -422,13 +423,7 @@ class VFEMGLM(VFEMModel):
                 "fs.VFEMRegression for a normal response"
             )
         kernel_of(self.distribution)
-        weights = [name for name in ("freq_weights", "var_weights") if name in self._roles]
-        if weights:
-            raise ModelError(
-                f"{weights[0]}: only a normal response can have weights. Give every entity that a row "
-                "represents a row and a key of its own, at all sites, or use FederatedGLM if sites hold "
-                "complete rows"
-            )
+        refuse_weights(self._roles)
 
     @checks_arguments
     @inherits_params(VFEMRegression.fit)

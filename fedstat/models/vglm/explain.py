@@ -43,6 +43,7 @@ class VGLMPlan(DryRunPlan):
         self._convex = bool(model.penalty.convex)
         self._normal = model.distribution.name == "Gaussian" and given["exchange"] == "products"
         self._admm = given["exchange"] == "admm"
+        self._opened: tuple[str, ...] = model._opened_in_fit()
 
     def arguments(self) -> Mapping[str, Any]:
         """Limit ADMM to a few lambdas, and to the rounds that the dry run needs."""
@@ -91,6 +92,10 @@ class VGLMPlan(DryRunPlan):
         """State what sums of products, and linear predictors at known coefficients, reveal."""
         layout, at = self._layout, expected.dry_run.at
         coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
+        for name in self._opened:
+            yield coordinator, f"learns the {name} of every entity."
+            how = "from fitted means or residuals" if name == "offset" else "with the request for their sums"
+            yield "Sites", f"learn the {name} of their entities, {how}."
         if self._normal:
             yield (
                 coordinator,

@@ -33,7 +33,7 @@ from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_pa
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.fit import Between
-from fedstat.models.vertical.model import VerticalModel, read_roles
+from fedstat.models.vertical.model import VerticalModel, read_roles, refuse_weights
 from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.notes import FREE_ALTERNATIVE
@@ -106,10 +106,11 @@ class VerticalGLM(VerticalModel):
         :class:`fedstat.VFEMRegression`. The time of "free" increases with the sixth power of the number of
         columns: seconds for twenty; the limit is eighty.
     offset, freq_weights, var_weights : str, optional
-        For the normal family with exchange="products": columns at the response's site, as those of
-        :class:`fedstat.VFEMRegression`. Columns are standardized by their weighted moments, as in glmnet,
-        and the loss is half the weighted mean deviance. Weights of variances require complete entities, and
-        not inference="split".
+        Columns at the response's site, as those of :class:`fedstat.VFEMRegression`, for
+        exchange="products". The normal family alone has weights: columns are standardized by their weighted
+        moments, as in glmnet, and the loss is half the weighted mean deviance. Weights of variances require
+        complete entities, and not inference="split". For other families the coordinator receives the
+        offset of every entity, and every site can compute it from residuals.
     coordinator
         See :meth:`from_formula`.
 
@@ -140,6 +141,7 @@ class VerticalGLM(VerticalModel):
     """
 
     family: ClassVar[str] = FAMILY
+    _opens_in_fit = True
     _plan = VGLMPlan
 
     def __init__(
@@ -215,7 +217,9 @@ class VerticalGLM(VerticalModel):
         ----------
         formula, partition
             As in :meth:`VerticalModel.from_formula`.
-        family, penalty, a, l1_ratio, adaptive, group_terms, unpenalized, missing, between, offset, freq_weights, var_weights
+        family, penalty, a, l1_ratio, adaptive, group_terms, unpenalized, missing, between
+            See the class.
+        offset, freq_weights, var_weights
             See the class.
         coordinator
             As in :meth:`VerticalModel.from_formula`.
@@ -433,7 +437,14 @@ class VerticalGLM(VerticalModel):
             passing=replace(passing, use_masks=passing.use_masks and len(self.layout.sites) > 1),
             random=random,
             between=self.between,
+            opened=self._opened_in_fit(),
         )
+
+    def _opened_in_fit(self) -> tuple[str, ...]:
+        """Return the values of entities that a fit requests."""
+        # The site subtracts the offset from a normal response.
+        normal = self.distribution.name == "Gaussian"
+        return tuple(name for name in self._role_columns() if name != "offset" or not normal)
 
     def _estimate(
         self, attempt: FitAttempt, fit: Callable[[FitPlan, FitRun], SelectionOutcome], plan: FitPlan
@@ -457,10 +468,8 @@ class VerticalGLM(VerticalModel):
                 "inference='conditional', because sums by missing pattern are not also released by fold. "
                 "Leave exchange, inference, select='cv' or '1se' and draws out, or use missing='drop'"
             )
-        if self._roles and not normal:
-            raise ModelError(
-                f"{', '.join(self._roles)}: exchange='admm' has none; leave exchange='products'"
-            )
+        if self._roles and passing.exchange == "admm":
+            raise ModelError(f"{', '.join(self._roles)}: exchange='admm' has none; leave exchange='products'")
         if "var_weights" in self._roles and choice.split:
             raise ModelError(
                 "var_weights: inference='split' has none, because the weights of a half have another mean; "
@@ -498,12 +507,8 @@ class VerticalGLM(VerticalModel):
 
 def check_roles(roles: Mapping[str, str], distribution: DistributionSpec, em: bool) -> None:
     """Refuse weights and offset where a fit has none."""
-    if roles and distribution.name != "Gaussian":
-        raise ModelError(
-            f"{', '.join(roles)}: only the normal family has them here, because the coordinator computes the "
-            f"means of {distribution} from the sites' linear predictors alone. VFEMGLM has offset=, without "
-            "selection"
-        )
+    if distribution.name != "Gaussian":
+        refuse_weights(roles)
     if "var_weights" in roles and em:
         raise ModelError(
             "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "

@@ -22,9 +22,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+from scipy.optimize import brentq
 
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import rounding_error
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.recession import require_bounded
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -32,10 +34,10 @@ from fedstat.kernels.penalized.path import violation_unit
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
-from fedstat.models.vglm.distributions import log_likelihood, own_units
+from fedstat.models.vglm.distributions import log_likelihood, means_of, own_units
 from fedstat.models.vglm.path_following import FoldFit, Folds, PathFollower, use_folds
 from fedstat.models.vglm.path_setup import Chooser, CoefficientPath, PathSetup, Refit, to_units
-from fedstat.models.vglm.proximal_newton import MAXIMUM, LossOracle, LossPoint, solve
+from fedstat.models.vglm.proximal_newton import MAXIMUM, MOST_STEPS, LossOracle, LossPoint, solve
 from fedstat.typing import Bools, Floats
 
 UNPENALIZED = Penalty("lasso")
@@ -164,8 +166,9 @@ def _start_path(
     """Standardize the columns, fit the intercept, and change to the coordinates of the groups."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
-    # At the null model every weight is equal: the Gram matrix of the columns, for any distribution.
-    H = yield from oracle.hessian(first)
+    # At the null model every weight is equal, unless there is an offset. Their mean gives the Gram matrix of
+    # the columns then, too, in which groups are orthonormal; later Hessians have the weights themselves.
+    H = yield from oracle.hessian(replace(first, weight=np.full_like(first.weight, first.weight.mean())))
     oracle.T, groups = orthonormalizer(H[1:, 1:] / H[0, 0], setup.groups)
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
     return PathStart(units, replace(setup, groups=groups), first, oracle.turned(H))
@@ -212,15 +215,53 @@ def _follow_path(
 def _intercept_alone(
     oracle: LossOracle, distribution: DistributionSpec, units: ColumnScales
 ) -> FitProtocol[LossPoint]:
-    """Go to the mean response, the estimate of an intercept for any distribution and link."""
+    """Go to the estimate of an intercept: without an offset the mean response, for any distribution."""
     b = np.zeros(oracle.layout.p + 1)
-    b[0] = distribution.make().link(units.mean)
+    offset = oracle.layout.offset
+    b[0] = float(distribution.make().link(units.mean))
+    if offset is not None:
+        # The mean response at the mean of the means: for a canonical link this is the estimate.
+        b[0] = _mean_intercept(distribution, offset, units.mean, float(b[0]))
     first = yield from oracle.masked(oracle.evaluate(b))
     if first is None:
         raise EstimationError(f"{distribution} has no deviance at the mean response; rescale the response")
+    if offset is not None:
+        first = yield from _newton_intercept(oracle, first)
     oracle.unit, size = own_units(distribution, first.squares / oracle.layout.n, first.weight)
     oracle.tol = MAXIMUM * size
     return replace(first, b=first.b / oracle.unit, score=first.score * oracle.unit)
+
+
+def _mean_intercept(distribution: DistributionSpec, offset: Floats, mean: float, start: float) -> float:
+    """Return the intercept at which the means have this mean; `start` is that of an offset of zero."""
+    low, high = start - float(offset.max()), start - float(offset.min())
+
+    def excess(b: float) -> float:
+        return float(means_of(distribution, b + offset).mean()) - mean
+
+    if not low < high:
+        return low
+    if not excess(low) * excess(high) < 0.0:
+        raise EstimationError(
+            f"{distribution} has no intercept with this offset: some entities have no mean; rescale the "
+            "offset, or use a log link"
+        )
+    return float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))
+
+
+def _newton_intercept(oracle: LossOracle, at: LossPoint) -> FitProtocol[LossPoint]:
+    """Maximize the likelihood of the intercept alone by Newton steps, which release no sum of products."""
+    n = oracle.layout.n
+    for _ in range(MOST_STEPS):
+        if abs(at.score[0]) <= MAXIMUM * np.sqrt(at.squares / n):
+            break
+        b = at.b.copy()
+        b[0] += at.score[0] / at.weight.mean()
+        found = yield from oracle.masked(oracle.evaluate(b, at.loss + rounding_error(n * at.loss, n) / n))
+        if found is None:
+            break
+        at = found
+    return at
 
 
 def _complete(

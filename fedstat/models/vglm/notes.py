@@ -146,7 +146,7 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         "linear_predictors",
         f"For each entity, {fitted.points:,} sums of linear predictors over sites went to {who}, and "
         f"{reported}. {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
-        "entities.",
+        f"entities.{'' if layout.offset is None else SHARED_OFFSET}",
     )
     if outcome.folds > 1:
         yield Note(
@@ -185,6 +185,9 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         yield Note("two_sites", TWO_SITES, "warning")
 
 
+SHARED_OFFSET = (
+    " The coordinator received the offset of every entity, and sites can compute it from what they received."
+)
 NOT_AFFORDABLE = (
     "No further lambda was solved, even if its proposal or a neighbor may be better: with the linear "
     "predictors that it needs, rows could be computed. "

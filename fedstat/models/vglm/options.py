@@ -15,6 +15,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.exchange.protocol import open_values
 from fedstat.models.vertical.group_folds import GroupFolds
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout
@@ -115,7 +116,8 @@ class FitPlan:
 
     `small` states the smallest number of entities in a sum, and for missing="em" which patterns are released;
     `between` states whether columns of two sites are correlated, or that their sums choose; `random` draws
-    folds and halves; `groups` are kept in one fold.
+    folds and halves; `groups` are kept in one fold; `opened` are values of entities that the fit requests:
+    "weights", "offset".
     """
 
     layout: Layout
@@ -128,6 +130,11 @@ class FitPlan:
     random: np.random.Generator
     between: Between | None = None
     groups: GroupFolds | None = None
+    opened: tuple[str, ...] = ()
+
+    def open_values(self) -> FitProtocol[Layout]:
+        """Return the layout with the values of entities that the fit requests."""
+        return (yield from open_values(self.layout, self.opened, self.product_session.session))
 
     def assign_folds(self, layout: Layout, parts: int) -> FitProtocol[Ints]:
         """Return the fold of each entity, (n,)."""

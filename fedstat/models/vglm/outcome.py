@@ -43,9 +43,9 @@ class SelectionOutcome:
     """Result of a fit: the numbers, and the method.
 
     The layout of the plan includes all entities of the fit, also those that only estimate; columns were
-    selected among `n`, or as many as their weights represent. `null` is the log-likelihood of the intercept alone, `folds` the
-    number of parts of the entities whose sums were released separately, `observed` the results of a fit with
-    missing blocks.
+    selected among `n`, or as many as their weights represent. `null` is the log-likelihood of the intercept
+    alone, `folds` the number of parts of the entities whose sums were released separately, `observed` the
+    results of a fit with missing blocks.
     """
 
     plan: FitPlan
@@ -53,9 +53,9 @@ class SelectionOutcome:
     criteria: PathCriteria
     null: float
     units: ColumnScales
+    n: float
     folds: int = 1
     observed: MissingBlocksFit | None = None
-    n: float = 0.0
 
     @property
     def layout(self) -> Layout:

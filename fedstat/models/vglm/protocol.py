@@ -53,17 +53,19 @@ FEWEST_GRAMS = 3
 
 def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family, from sums of products that are exchanged once."""
-    layout, setup, choice = plan.layout, plan.setup, plan.choice
+    setup, choice = plan.setup, plan.choice
     # A split needs two parts even if nothing else requires folds.
     parts = max(choice.parts, 2) if choice.split else choice.parts
 
-    def protocol() -> FitProtocol[Grams]:
+    def protocol() -> FitProtocol[tuple[Layout, Grams]]:
+        layout = yield from plan.open_values()
         code = yield from plan.assign_folds(layout, parts)
         units = yield from standardize_columns(layout, plan.distribution, plan.product_session)
         every = np.ones((parts, len(layout.sites)), dtype=bool)
-        return (yield from exchange_grams(layout, units, code, every, plan.product_session))
+        return layout, (yield from exchange_grams(layout, units, code, every, plan.product_session))
 
-    grams = run(protocol()).weighted(layout)
+    layout, grams = run(protocol())
+    plan, grams = replace(plan, layout=layout), grams.weighted(layout)
     # With sample splitting, the first half of the folds selects, and the others estimate.
     units, mine = grams.units, np.arange(parts) < (parts // 2 if choice.split else parts)
     products, S = grams.products[mine], grams.total(mine)
@@ -92,7 +94,7 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         fitted = replace(fitted, split_p=p_values)
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
     null = normal_null(n, variance) + n * units.constant
-    return SelectionOutcome(plan, fitted, criteria, null, units, parts, n=n)
+    return SelectionOutcome(plan, fitted, criteria, null, units, n, parts)
 
 
 def normal_null(n: float, variance: float) -> float:
@@ -102,7 +104,12 @@ def normal_null(n: float, variance: float) -> float:
 
 def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family from sums by missing pattern, which are exchanged once."""
-    return select_blocks(plan, run(exchange_patterns(plan.layout, plan.small, plan.product_session)))
+
+    def protocol() -> FitProtocol[PatternExchange]:
+        layout = yield from plan.open_values()
+        return (yield from exchange_patterns(layout, plan.small, plan.product_session))
+
+    return select_blocks(plan, run(protocol()))
 
 
 def select_blocks(
@@ -131,36 +138,42 @@ def select_blocks(
             moments, plan.between or "free", setup, found.path, plan.choice.draws, plan.random
         )
         fitted = replace(fitted, halves=halves)
-    return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed, n=n)
+    return SelectionOutcome(plan, fitted, criteria, null, found.units, n, observed=observed)
 
 
 def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
     choice, passing = plan.choice, plan.passing
-    layout, other = halve_entities(plan.layout, plan.random) if choice.split else (plan.layout, None)
-    apart = None if other is None else _oracle(plan, other)
     # Until folds choose, use the criterion for prediction.
     criterion: Criterion = "aic" if choice.select == "cv" or choice.select == "1se" else choice.select
-    select = Chooser(layout.n, plan.distribution.name, criterion)
 
     def protocol() -> FitProtocol[Any]:
+        every = yield from plan.open_values()
+        layout, other = halve_entities(every, plan.random) if choice.split else (every, None)
+        apart = None if other is None else _oracle(plan, other)
+        select = Chooser(layout.n, plan.distribution.name, criterion)
         folds = None if choice.parts == 1 else (yield from _deal(plan, layout))
         further = FitExtras(folds, choice.inference == "debiased", apart)
         oracle, setup = _oracle(plan, layout, further), plan.setup
         if passing.exchange == "admm":
-            return (
-                yield from admm_path(oracle, plan.distribution, setup, select, passing.tol, passing.maxiter)
+            found = yield from admm_path(
+                oracle, plan.distribution, setup, select, passing.tol, passing.maxiter
             )
-        exact = passing.path == "exact"
-        return (yield from fit_path(oracle, plan.distribution, setup, select, exact=exact, further=further))
+        else:
+            exact = passing.path == "exact"
+            found = yield from fit_path(
+                oracle, plan.distribution, setup, select, exact=exact, further=further
+            )
+        return every, layout.n, *found
 
-    fitted, units, first = run(protocol())
+    every, n, fitted, units, first = run(protocol())
+    plan = replace(plan, layout=every)
     scale = None if fitted.refit is None else fitted.refit.scale
-    null = log_likelihood(plan.distribution.name, first, layout.n, units.constant, scale)
-    criteria: PathCriteria = score_path(fitted.path, layout.n, plan.distribution.name)
+    null = log_likelihood(plan.distribution.name, first, n, units.constant, scale)
+    criteria: PathCriteria = score_path(fitted.path, n, plan.distribution.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
-    return SelectionOutcome(plan, fitted, criteria, null, units, choice.parts, n=layout.n)
+    return SelectionOutcome(plan, fitted, criteria, null, units, n, choice.parts)
 
 
 def _deal(plan: FitPlan, layout: Layout) -> FitProtocol[Folds]:

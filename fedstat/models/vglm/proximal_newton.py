@@ -214,6 +214,7 @@ class LossOracle:
         parts = layout.split(self.T @ b[1:])
         replies = yield [self.request(k, "linear_predictor", beta=parts[k]) for k in layout.sites]
         eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
+        eta = eta if layout.offset is None else eta + layout.offset
         response = self.response
         bound: dict[str, Any] = (
             {"highest": highest} if response.sums is not None and np.isfinite(highest) else {}

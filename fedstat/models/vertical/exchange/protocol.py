@@ -7,13 +7,14 @@ masked numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.message import Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
@@ -97,6 +98,17 @@ def standardize_columns(
     reported = np.where(shape[0] == UNRELEASED, np.nan, shape[0]) if shape else None
     known = of_response and UNRELEASED not in of_response
     return ColumnScales(shift, scale, mean, sd, constant, reported, tuple(of_response) if known else None)
+
+
+def open_values(layout: Layout, names: Iterable[str], session: str) -> FitProtocol[Layout]:
+    """Obtain values of the entities from the holder of the response, by name: "weights", "offset"."""
+    requests = [design_request(layout.active, f"open_{name}", session) for name in names]
+    if not requests:
+        return layout
+    found = {}
+    for reply in (yield requests):
+        found |= {name: values[layout.response_keep] for name, values in reply.arrays.items()}
+    return replace(layout, **found)
 
 
 def _stage_request(layout: Layout, site: str, product_session: SecureProductSession) -> Request:
