@@ -70,9 +70,9 @@ def vfem(response="y", between="independent", **options):
     return model.fit(**options)
 
 
-def vglm(response="y", complete=True, missing=None, **options):
+def vglm(response="y", complete=True, missing=None, roles=None, **options):
     how = {"family": BINOMIAL} if response == "z" else {}
-    how |= {} if missing is None else {"missing": missing}
+    how |= ({} if missing is None else {"missing": missing}) | (roles or {})
     model = fs.VerticalGLM.from_formula(f"{response} ~ {COLUMNS}", partition(complete), **how)
     return model.fit(**options)
 
@@ -167,6 +167,8 @@ FITS = {
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),
     "vglm folds": lambda: vglm("z", select="cv", n_lambdas=3, folds=3),
+    "vglm frequency weights": lambda: vglm(roles={"freq_weights": "w"}, lam=0.05),
+    "vglm offset": lambda: vglm("z", roles={"offset": "w"}, lam=0.05),
     "vglm admm": lambda: vglm("z", exchange="admm", lam=0.05),
 }
 

@@ -137,6 +137,10 @@ CASES = {
     "VFEM": (columns, of("VFEMRegression", "NPGR ~ ROA + CI")),
     "VFEM independent": (columns, of("VFEMRegression", "NPGR ~ ROA + CI", between="independent")),
     "VFEM binary": (columns, of("VFEMGLM", "NPGR > 0 ~ ROA + CI", family=BINOMIAL)),
+    "VFEM of weights and an offset": (
+        weighted,
+        of("VFEMRegression", "y ~ . - event", freq_weights="cases", offset="shift"),
+    ),
     "VGLM": (complete, of("VerticalGLM", "y ~ .", {"n_lambdas": 8})),
     "VGLM by folds": (
         complete,

@@ -121,8 +121,8 @@ class Design:
     """The agreed design; blocks are in partition order.
 
     `active` holds the response, in the rows `response_keep` of its table; `entities` (n,) are their positions
-    among the entities of the partition, of which `n_dropped` have no response; `weights` (n,) are theirs.
-    `least` are the fewest rows of a product at sites that have them counted.
+    among the entities of the partition, of which `n_dropped` have no response; `weights` (n,) are theirs,
+    once a fit knows them. `least` are the fewest rows of a product at sites that have them counted.
     """
 
     formula: Formula
@@ -421,13 +421,12 @@ def agree_design(
     min_count: int = 5,
     offset: str = "",
     weights: str = "",
-    releases: bool = True,
 ) -> FitProtocol[Design]:
     """Agree on a vertical design.
 
     `rows` are the positions of each site's records among the entities; `missing` decides about
     entities without a response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
-    `offset` and `weights` are columns of the response's holder, which `releases` the weights now or in a fit.
+    `offset` and `weights` are columns of the response's holder, which releases them in fits that need them.
 
     Raises a DesignError as :func:`~fedstat.federation.design.block.build_block` does, for entities
     without a response, and for a site that shares none with the response holder.
@@ -447,10 +446,6 @@ def agree_design(
     causes = [("has no value of the offset", offset), ("has a weight of zero or none", weights)]
     among = " or ".join(["has no value", *(text for text, column in causes if column)])
     _check_response(active, formula, n_entities, len(rows[active]), len(entities), missing, among)
-    reported = None
-    if weights and releases:
-        (reply,) = yield [design_request(active, "open_weights", session)]
-        reported = reply.arrays["weights"][has]
     requests = []
     for terms in formula.sites:
         request = BlockRequest(
@@ -463,7 +458,7 @@ def agree_design(
     if reply_of_response.text:
         where = f"{active}: description of its response"
         detail = from_json(ColumnCardinality, reply_of_response.text, where)
-    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, reported)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail)
 
 
 def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:

@@ -69,8 +69,6 @@ class VerticalModel(Explainable):
     """Whether fits may use entities that have only some of a site's columns."""
     _roles: Mapping[str, str] = {}
     """Additional columns of the response's site, by the argument that names them."""
-    _opens_in_fit: ClassVar[bool] = False
-    """Whether weights are released in a fit, so that its plan has them, and not before it."""
 
     def __init__(
         self,
@@ -159,7 +157,6 @@ class VerticalModel(Explainable):
             partial=self.partition.partial,
             min_count=self.partition.min_count,
             **self._role_columns(),
-            releases=not self._opens_in_fit,
         )
 
     def _role_columns(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.design.vertical_design import Design, MissingRule
+from fedstat.federation.design.vertical_design import Design, MissingRule, design_request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
@@ -216,6 +216,13 @@ class VFEMModel(VerticalModel):
         check_choice("method", method, get_args(LinearMethod))
         layout = make_layout(self.design, method, partly=partly)
         return replace(layout, frequencies="freq_weights" in self._roles)
+
+    def _open_weights(self) -> FitProtocol[None]:
+        """Obtain the weights of the entities, in a fit, so that its plan has their release."""
+        if "weights" in self._role_columns():
+            (reply,) = yield [design_request(self.design.active, "open_weights", self._session)]
+            weights = reply.arrays["weights"][self.design.response_keep]
+            self.design = replace(self.design, weights=weights)
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.site: block.names for block in self.design.blocks}

@@ -300,18 +300,19 @@ class VFEMRegression(VFEMModel):
         max_moved: float | None,
         correction: Correction | None,
     ) -> VFEMResults:
-        layout = self._begin(method, partly=method == "vfem")
-        check_variances(self._roles, layout)
         # Owners who allow sums over fewer entities lose no information by merged patterns.
         each = max(entities_per_equation(site.policy) for site in self.partition.sites.values())
         small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE, each)
-        exchanging = exchange_patterns(
-            layout,
-            small,
-            product_session(layout, self._session, self._agreement.at),
-            groups=GROUPS if request.cov_type == "robust" else 1,
-        )
-        exchange = attempt.run(exchanging)
+        groups = GROUPS if request.cov_type == "robust" else 1
+
+        def protocol() -> FitProtocol[tuple[Layout, PatternExchange]]:
+            yield from self._open_weights()
+            layout = self._begin(method, partly=method == "vfem")
+            check_variances(self._roles, layout)
+            session = product_session(layout, self._session, self._agreement.at)
+            return layout, (yield from exchange_patterns(layout, small, session, groups=groups))
+
+        layout, exchange = attempt.run(protocol())
         self._keep_division(layout, exchange)
         estimate = estimate_from_moments(exchange.moments, request, exchange.by_group)
         made = apply_correction(estimate.found, estimate.covariance, correction)

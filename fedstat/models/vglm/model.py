@@ -141,7 +141,6 @@ class VerticalGLM(VerticalModel):
     """
 
     family: ClassVar[str] = FAMILY
-    _opens_in_fit = True
     _plan = VGLMPlan
 
     def __init__(

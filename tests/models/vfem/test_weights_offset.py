@@ -237,7 +237,7 @@ def test_effects_at_means_know_of_an_offset_from_a_file_too(tmp_path):
 
 def test_weights_are_values_per_entity_and_stay_where_these_do():
     with pytest.raises(PolicyError, match="per entity"):
-        model(draw(), freq_weights="w", options={"policy": "strict"})
+        model(draw(), freq_weights="w", options={"policy": "strict"}).fit()
 
 
 def test_entities_without_a_weight_take_no_part():
