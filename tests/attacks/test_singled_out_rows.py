@@ -169,6 +169,7 @@ FITS = {
     "vglm folds": lambda: vglm("z", select="cv", n_lambdas=3, folds=3),
     "vglm frequency weights": lambda: vglm(roles={"freq_weights": "w"}, lam=0.05),
     "vglm offset": lambda: vglm("z", roles={"offset": "w"}, lam=0.05),
+    "vglm weights": lambda: vglm("z", roles={"freq_weights": "w"}, lam=0.05),
     "vglm admm": lambda: vglm("z", exchange="admm", lam=0.05),
 }
 

@@ -150,9 +150,16 @@ CASES = {
         weighted,
         of("VerticalGLM", "y ~ . - event", {"n_lambdas": 8}, freq_weights="cases", offset="shift"),
     ),
-    "VGLM of an offset": (
+    "VGLM binary of weights and an offset": (
         weighted,
-        of("VerticalGLM", "event ~ . - y - cases", {"n_lambdas": 5}, family=BINOMIAL, offset="shift"),
+        of(
+            "VerticalGLM",
+            "event ~ . - y",
+            {"n_lambdas": 5},
+            family=BINOMIAL,
+            freq_weights="cases",
+            offset="shift",
+        ),
     ),
     "LASER": (columns, of("LASER", "NPGR > 0 ~ ROA + CI", {"epochs": 2})),
     "M2SEM": (

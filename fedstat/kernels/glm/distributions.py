@@ -88,14 +88,14 @@ NEARLY_PERFECT = 1e-4
 class Likelihood:
     """The log-likelihood of n entities: a part of their responses alone, and what the deviance determines.
 
-    `saturated` is the part that depends on neither coefficients nor dispersion, from responses (n,) and the
-    distribution's alpha. If a dispersion is estimated, `term` is the rest per entity as a function of half
-    the mean deviance and dispersion, and `likeliest_scale` the dispersion at which it is largest. If the
+    `saturated` (n,) is the part that depends on neither coefficients nor dispersion, from responses (n,) and
+    the distribution's alpha. If a dispersion is estimated, `term` is the rest per entity as a function of
+    half the mean deviance and dispersion, and `likeliest_scale` the dispersion at which it is largest. If the
     canonical link has a mean for every linear predictor, `point` maps these and responses (n,) to half the
     mean deviance, residuals and weights (n,).
     """
 
-    saturated: Callable[[Floats, float | None], float] = lambda y, alpha: 0.0
+    saturated: Callable[[Floats, float | None], Floats] = lambda y, alpha: np.zeros(len(y))
     term: Callable[[float, float], float] | None = None
     likeliest_scale: Callable[[float], float] = lambda loss: 2.0 * loss
     point: Point | None = None
@@ -121,15 +121,15 @@ def _poisson_point(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
     return float(np.mean(xlogy(y, y) - y * eta - (y - mean))), y - mean, mean
 
 
-def _poisson_saturated(y: Floats, alpha: float | None) -> float:
-    return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0)))
+def _poisson_saturated(y: Floats, alpha: float | None) -> Floats:
+    return np.asarray(xlogy(y, y) - y - gammaln(y + 1.0))
 
 
-def _negative_binomial_saturated(y: Floats, alpha: float | None) -> float:
+def _negative_binomial_saturated(y: Floats, alpha: float | None) -> Floats:
     assert alpha is not None
     k = 1.0 / alpha
     counted = gammaln(y + k) - gammaln(k) - gammaln(y + 1.0)
-    return float(np.sum(xlogy(y, y) - xlogy(y, y + k) - xlog1py(k, y / k) + counted))
+    return np.asarray(xlogy(y, y) - xlogy(y, y + k) - xlog1py(k, y / k) + counted)
 
 
 def _gamma_term(loss: float, scale: float) -> float:
@@ -148,8 +148,8 @@ NORMAL = Likelihood(term=_normal_term, point=_normal_point)
 BINOMIAL = Likelihood(point=_binomial_point)
 POISSON = Likelihood(_poisson_saturated, point=_poisson_point)
 NEGATIVE_BINOMIAL = Likelihood(_negative_binomial_saturated)
-GAMMA = Likelihood(lambda y, alpha: -float(np.log(y).sum()), _gamma_term, _gamma_scale)
-INVERSE_NORMAL = Likelihood(lambda y, alpha: -1.5 * float(np.log(y).sum()), _normal_term)
+GAMMA = Likelihood(lambda y, alpha: -np.log(y), _gamma_term, _gamma_scale)
+INVERSE_NORMAL = Likelihood(lambda y, alpha: -1.5 * np.log(y), _normal_term)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -247,17 +247,6 @@ def read_roles(
     return roles
 
 
-def refuse_weights(roles: Mapping[str, str]) -> None:
-    """Refuse weights of a response that is not normal."""
-    weights = [role for role in roles if role != "offset"]
-    if weights:
-        raise ModelError(
-            f"{weights[0]}: only a normal response can have weights. Give every entity that a row "
-            "represents a row and a key of its own, at all sites, or use FederatedGLM if sites hold "
-            "complete rows"
-        )
-
-
 def default_coordinator(formula: Formula) -> str:
     """Return the site of the coordinator if the user names none: see :meth:`VerticalModel.from_formula`."""
     holder = str(formula.response_site)

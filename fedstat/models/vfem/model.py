@@ -18,7 +18,6 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.model import refuse_weights
 from fedstat.models.vfem.base_model import (
     IterativeOptions,
     LinearMethod,
@@ -424,7 +423,13 @@ class VFEMGLM(VFEMModel):
                 "fs.VFEMRegression for a normal response"
             )
         kernel_of(self.distribution)
-        refuse_weights(self._roles)
+        weights = [name for name in ("freq_weights", "var_weights") if name in self._roles]
+        if weights:
+            raise ModelError(
+                f"{weights[0]}: only a normal response can have weights. Give every entity that a row "
+                "represents a row and a key of its own, at all sites, or use FederatedGLM if sites hold "
+                "complete rows"
+            )
 
     @checks_arguments
     @inherits_params(VFEMRegression.fit)

@@ -131,7 +131,7 @@ def debiased_fit(
     Start from the last point of the fit, with the Hessian (p + 1, p + 1) as far as it is known.
     """
     oracle, setup = follower.oracle, lasso_setup(follower.setup)
-    n, scale = oracle.layout.n, lambda_max(follower.gradient, LASSO, setup.groups)
+    n, scale = oracle.layout.nobs, lambda_max(follower.gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
     select = Chooser(n, distribution.name, "aic")
     lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
@@ -140,7 +140,7 @@ def debiased_fit(
     H = yield from oracle.hessian(at)
     dispersion = 1.0
     if distribution.estimates_scale:
-        dispersion = at.pearson / (n - 1 - int(path.selected[best].sum()))
+        dispersion = oracle.layout.counted * at.pearson / (n - 1 - int(path.selected[best].sum()))
     enough = n >= ENOUGH_OTHERS * len(H)
     found = debias(at.b, at.score, H, n, dispersion, np.inf if enough else INFLATION)
     turn = oracle.unit * oracle.turn

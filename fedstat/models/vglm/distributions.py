@@ -45,24 +45,28 @@ def likelihood_of(distribution: str) -> Likelihood:
     return found
 
 
-def respond_at(distribution: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+def respond_at(
+    distribution: DistributionSpec, eta: Floats, y: Floats, case: Floats | None = None
+) -> tuple[float, Floats, Floats]:
     """Compare responses with linear predictors, (n,) each.
 
     Returns half the mean deviance, OUTSIDE if a linear predictor has no mean; and for every entity's
     log-likelihood with dispersion one, by its linear predictor, the first derivative (n,) and minus the
-    expected second derivative (n,), which for a canonical link is the observed one.
+    expected second derivative (n,), which for a canonical link is the observed one. All are times `case`, the
+    weights of the entities, with a mean of one.
     """
-    if distribution.name in POINTS and distribution.canonical:
+    if case is None and distribution.name in POINTS and distribution.canonical:
         return POINTS[distribution.name](eta, y)
     made = distribution.make()
     with np.errstate(all="ignore"):
         mean, gain, weight = _means(distribution, eta)
         residual = (y - mean) * gain
-        loss = float(made.deviance(y, mean)) / len(y) / 2.0
+        weights = {} if case is None else {"freq_weights": case}
+        loss = float(made.deviance(y, mean, **weights)) / len(y) / 2.0
     finite = np.isfinite(residual) & np.isfinite(weight)
     if not (finite & in_domain(eta, mean, distribution)).all() or not loss < OUTSIDE:
         return OUTSIDE, np.zeros(len(y)), np.zeros(len(y))
-    return loss, residual, weight
+    return (loss, residual, weight) if case is None else (loss, case * residual, case * weight)
 
 
 def _means(distribution: DistributionSpec, eta: Floats) -> tuple[Floats, Floats, Floats]:
@@ -97,8 +101,8 @@ def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
 # ---- log-likelihood and dispersion -----------------------------------------------------------------
 
 
-def saturated(distribution: DistributionSpec, y: Floats) -> float:
-    """Part of the log-likelihood that depends on neither coefficients nor dispersion."""
+def saturated(distribution: DistributionSpec, y: Floats) -> Floats:
+    """Part of every log-likelihood that depends on neither coefficients nor dispersion: (n,)."""
     return likelihood_of(distribution.name).saturated(y, distribution.alpha)
 
 

@@ -33,7 +33,7 @@ from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_pa
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.fit import Between
-from fedstat.models.vertical.model import VerticalModel, read_roles, refuse_weights
+from fedstat.models.vertical.model import VerticalModel, read_roles
 from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.notes import FREE_ALTERNATIVE
@@ -107,9 +107,9 @@ class VerticalGLM(VerticalModel):
         columns: seconds for twenty; the limit is eighty.
     offset, freq_weights, var_weights : str, optional
         Columns at the response's site, as those of :class:`fedstat.VFEMRegression`, for
-        exchange="products". The normal family alone has weights: columns are standardized by their weighted
-        moments, as in glmnet, and the loss is half the weighted mean deviance. Weights of variances require
-        complete entities, and not inference="split". For other families the coordinator receives the
+        exchange="products". With weights, columns are standardized by their weighted moments, as in glmnet,
+        and the loss is half the weighted mean deviance. Weights of variances are for the normal family and
+        complete entities, without inference="split". For other families the coordinator receives the
         offset of every entity, and every site can compute it from residuals.
     coordinator
         See :meth:`from_formula`.
@@ -506,8 +506,11 @@ class VerticalGLM(VerticalModel):
 
 def check_roles(roles: Mapping[str, str], distribution: DistributionSpec, em: bool) -> None:
     """Refuse weights and offset where a fit has none."""
-    if distribution.name != "Gaussian":
-        refuse_weights(roles)
+    if distribution.name != "Gaussian" and "var_weights" in roles:
+        raise ModelError(
+            f"var_weights: only the normal family has them, received {distribution}; use freq_weights if a "
+            "row represents several entities"
+        )
     if "var_weights" in roles and em:
         raise ModelError(
             "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "

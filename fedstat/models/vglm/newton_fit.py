@@ -93,10 +93,12 @@ class FitExtras:
 class PathStart:
     """The fit of the intercept alone, in coordinates of columns that are orthonormal within groups there.
 
-    H (p + 1, p + 1) is the Hessian at that point; the setup has the groups of these coordinates.
+    H (p + 1, p + 1) is the Hessian at that point; the setup has the groups of these coordinates. The columns
+    have the `units` of their sites; `reported` are those with the weights of entities.
     """
 
     units: ColumnScales
+    reported: ColumnScales
     setup: PathSetup
     intercept_alone: LossPoint
     H: Floats
@@ -157,7 +159,7 @@ def fit_path(
         errors=tuple(follower.errors),
         stopped=follower.stopped,
     )
-    return found, start.units, start.intercept_alone.loss
+    return found, start.reported, start.intercept_alone.loss
 
 
 def _start_path(
@@ -166,12 +168,20 @@ def _start_path(
     """Standardize the columns, fit the intercept, and change to the coordinates of the groups."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
-    # At the null model every weight is equal, unless there is an offset. Their mean gives the Gram matrix of
-    # the columns then, too, in which groups are orthonormal; later Hessians have the weights themselves.
-    H = yield from oracle.hessian(replace(first, weight=np.full_like(first.weight, first.weight.mean())))
-    oracle.T, groups = orthonormalizer(H[1:, 1:] / H[0, 0], setup.groups)
+    # At the null model every entity has the same curvature, unless there is an offset. The mean gives the
+    # Gram matrix of the columns, in which groups are orthonormal, there too; later Hessians have all of them.
+    H = yield from oracle.hessian(replace(first, weight=first.weight.mean() * oracle.layout.relative))
+    G, scales, reported = H[1:, 1:] / H[0, 0], np.eye(len(H) - 1), units
+    if oracle.layout.weights is not None:
+        # Sites standardize without the weights of entities; penalties are of columns standardized with them.
+        mean = H[0, 1:] / H[0, 0]
+        sd = np.sqrt(np.diag(G) - mean**2)
+        G, scales = (G - np.outer(mean, mean)) / np.outer(sd, sd), np.diag(1.0 / sd)
+        reported = replace(units, shift=units.shift + units.scale * mean, scale=units.scale * sd)
+    T, groups = orthonormalizer(G, setup.groups)
+    oracle.T = scales @ T
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
-    return PathStart(units, replace(setup, groups=groups), first, oracle.turned(H))
+    return PathStart(units, reported, replace(setup, groups=groups), first, oracle.turned(H))
 
 
 def _follow_path(
@@ -225,7 +235,7 @@ def _intercept_alone(
     first = yield from oracle.masked(oracle.evaluate(b))
     if first is None:
         raise EstimationError(f"{distribution} has no deviance at the mean response; rescale the response")
-    if offset is not None:
+    if offset is not None or oracle.layout.weights is not None:
         first = yield from _newton_intercept(oracle, first)
     oracle.unit, size = own_units(distribution, first.squares / oracle.layout.n, first.weight)
     oracle.tol = MAXIMUM * size
@@ -336,7 +346,7 @@ def refit_support(
     if layout.most_grams <= oracle.grams:
         return None
     H = yield from oracle.hessian(found.point)
-    info = layout.n * H[np.ix_(at, at)]
+    info = layout.nobs * H[np.ix_(at, at)]
     turn = np.linalg.pinv(oracle.turn[np.ix_(at, at)])
     require_bounded(turn.T @ info @ turn, [names[i] for i in at])
     inverse = invert_information(info, [names[i] for i in at])
@@ -345,6 +355,6 @@ def refit_support(
     J = oracle.unit * to_units(support, units) @ oracle.turn[np.ix_(own, at)]
     scale = 1.0
     if distribution.estimates_scale:
-        scale = found.point.pearson / (layout.n - len(at))
-    llf = log_likelihood(distribution.name, found.point.loss, layout.n, units.constant, scale)
+        scale = layout.counted * found.point.pearson / (layout.nobs - len(at))
+    llf = log_likelihood(distribution.name, found.point.loss, layout.nobs, units.constant, scale)
     return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

@@ -363,7 +363,7 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = oracle.layout
     requests = [oracle.request(layout.active, "respond_by_fold", eta=point.eta, code=code, groups=parts)]
-    residual = oracle.response.at(point.eta)[0]
+    residual = oracle.expected(point.eta)[0]
     if oracle.response.sums is None:
         requests.append(oracle.request(layout.active, oracle.response.step, eta=point.eta))
     by_fold, *openly = yield requests
@@ -380,7 +380,7 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
         scores.append(oracle.unit * np.concatenate([[total], score @ oracle.T]) / layout.n)
         H = yield from oracle.hessian(replace(point, weight=point.weight * mask))
         hessians.append(H)
-    shares = np.array([mask.mean() for mask in masks])
+    shares = np.array([(layout.relative * mask).mean() for mask in masks])
     return FoldModels(point, shares, by_fold.arrays["losses"], np.array(scores), np.array(hessians))
 
 

@@ -151,7 +151,7 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         every = yield from plan.open_values()
         layout, other = halve_entities(every, plan.random) if choice.split else (every, None)
         apart = None if other is None else _oracle(plan, other)
-        select = Chooser(layout.n, plan.distribution.name, criterion)
+        select = Chooser(layout.nobs, plan.distribution.name, criterion)
         folds = None if choice.parts == 1 else (yield from _deal(plan, layout))
         further = FitExtras(folds, choice.inference == "debiased", apart)
         oracle, setup = _oracle(plan, layout, further), plan.setup
@@ -164,7 +164,7 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
             found = yield from fit_path(
                 oracle, plan.distribution, setup, select, exact=exact, further=further
             )
-        return every, layout.n, *found
+        return every, layout.nobs, *found
 
     every, n, fitted, units, first = run(protocol())
     plan = replace(plan, layout=every)

@@ -224,12 +224,18 @@ class LossOracle:
         # Before scores are requested: for a point that is not accepted, no sum of columns is released.
         if loss >= OUTSIDE or not loss <= highest:
             return None
-        of_mean, weight = response.at(eta)
+        of_mean, weight = self.expected(eta)
         residual = reply.arrays.get("residual", of_mean)
         replies = yield [self.request(k, "sum_scores", residual=residual) for k in layout.sites]
         score = (np.concatenate([reply.arrays["scores"] for reply in replies]) + response.score()) @ self.T
         score = self.unit * np.concatenate([[total], score]) / layout.n
         return LossPoint(b, loss, score, weight, eta, squares, pearson)
+
+    def expected(self, eta: Floats) -> tuple[Floats, Floats]:
+        """Residuals as if every response were the mean, and weights, times those of entities: (n,) each."""
+        residual, weight = self.response.at(eta)
+        case = self.layout.relative
+        return case * residual, case * weight
 
     def hessian(self, point: LossPoint) -> FitProtocol[Floats]:
         """Obtain the information divided by n at a point."""

@@ -204,7 +204,8 @@ def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, group
     state.report(*(ExternalWeights(residual[here], "residuals") for here in folds))
     losses, totals = np.zeros((2, G))
     for here in folds:
-        loss = respond_at(response.distribution, eta[here], response.y[here])[0]
+        case = None if response.case is None else response.case[here]
+        loss = respond_at(response.distribution, eta[here], response.y[here], case)[0]
         losses[code[here][0]], totals[code[here][0]] = loss * here.sum() / n, residual @ here
     return {"losses": losses, "totals": totals}
 
@@ -215,7 +216,7 @@ def _compared(data: SiteData, state: State, eta: Floats) -> tuple[float, Floats,
     check_lengths(data.name, eta=(eta, len(response.y)))
     if not np.isfinite(eta).all():
         raise MessageError(f"{data.name}: array 'eta' must be finite")
-    return respond_at(response.distribution, eta, response.y)
+    return respond_at(response.distribution, eta, response.y, response.case)
 
 
 def _sums(distribution: DistributionSpec, residual: Floats, weight: Floats) -> Floats:

@@ -130,10 +130,8 @@ def lasso(family, roles, **arguments):
     return fs.VerticalGLM.from_formula(formula, partition, **options).fit(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("family", "which"),
-    [*[("gaussian", which) for which in ROLES], ("binomial", "offset"), ("poisson", "offset")],
-)
+@pytest.mark.parametrize("which", ROLES)
+@pytest.mark.parametrize("family", GLMNET)
 def test_the_lasso_is_that_of_glmnet(family, which):
     expected = GLMNET[family][which]
     ours = lasso(family, ROLES[which], lambdas=expected["lambdas"], path="exact", inference="conditional")
@@ -227,6 +225,50 @@ def test_an_offset_of_other_families_is_that_of_statsmodels(family):
     if family != "gamma":  # statsmodels fits no dispersion of the null model
         assert ours.llnull == pytest.approx(theirs.llnull, rel=1e-8)
     assert ours.path["loss"].iloc[0] == pytest.approx(theirs.deviance / 2.0 / len(table), rel=1e-8)
+
+
+NEWTON = {
+    "lasso": ("poisson", {"penalty": "lasso"}, {"inference": "debiased"}),
+    "groups": ("binomial", {"penalty": "mcp", "group_terms": True}, {}),
+    "adaptive": ("gamma", {"adaptive": 1.0}, {}),
+    "no penalty": ("gamma", {}, {"lam": 0.0}),
+}
+
+
+@pytest.mark.parametrize("case", NEWTON)
+def test_frequencies_of_other_families_are_repeated_entities(case):
+    family, options, arguments = NEWTON[case]
+    table = counts(draw(150), family)
+    options, arguments = options | {"family": OTHERS[family]}, {"n_lambdas": 6, "path": "exact"} | arguments
+    ours = model(table, freq_weights="w", offset="log_t", **options).fit(**arguments)
+    theirs = model(repeated(table), offset="log_t", **options).fit(**arguments)
+    np.testing.assert_allclose(ours.path.index, theirs.path.index, rtol=1e-6)
+    np.testing.assert_allclose(ours.path_params, theirs.path_params, atol=2e-5)
+    for name in ("loss", "df", "aic", "bic", "ebic"):
+        np.testing.assert_allclose(ours.path[name], theirs.path[name], rtol=1e-6, err_msg=name)
+    for name in ("lam", "llf", "llnull", "scale", "bic", "nobs", "df_resid"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-6), name
+    np.testing.assert_allclose(ours.scales, theirs.scales, rtol=1e-6)
+    np.testing.assert_allclose(ours._centers, theirs._centers, rtol=1e-6)
+    for name in ("refit", "debiased"):
+        if getattr(theirs._record, name) is not None:
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            np.testing.assert_allclose(mine.params, other.params, atol=1e-5)
+            np.testing.assert_allclose(mine.bse, other.bse, rtol=1e-5)
+            assert (mine.nobs, mine.scale) == pytest.approx((other.nobs, other.scale), rel=1e-6)
+
+
+def test_quadratic_models_by_fold_have_the_weights():
+    table = counts(draw(), "poisson")
+    options = {"family": OTHERS["poisson"], "penalty": "lasso"}
+    twice = table.assign(w=2.0 * table["w"])
+    ours, theirs = (
+        model(one, freq_weights="w", **options).fit(select="cv", folds=3, n_lambdas=6)
+        for one in (table, twice)
+    )
+    np.testing.assert_allclose(ours.path["cv"], theirs.path["cv"], rtol=1e-6)
+    # At the null model, the error of a fold is the weighted deviance about the mean of the others.
+    assert ours.path["cv"].iloc[0] == pytest.approx(2.0 * ours.path["loss"].iloc[0], rel=0.05)
 
 
 @pytest.mark.parametrize(

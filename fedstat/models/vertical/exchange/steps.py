@@ -93,7 +93,7 @@ class ExchangeRules:
     weights: Mapping[str, WeightSource] = field(default_factory=dict)
     times: Mapping[str, int] = field(default_factory=dict)
     of_response: frozenset[str] = frozenset()
-    constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
+    constant: Callable[[DistributionSpec, Floats], Floats] = lambda distribution, y: np.zeros(len(y))
     shapes: bool = False
     flat: bool = False
     weighted: bool = False
@@ -175,7 +175,7 @@ def stage_response(
     state.report(SummedColumns(y[:, None]))
     state.keep("staged response", staged, len(y))
     shape = response_shape(staged) if rules.shapes and distribution.name == "Gaussian" else []
-    constant = rules.constant(distribution, y) / len(y)
+    constant = float(np.mean(by_case(staged.case, len(y)) * rules.constant(distribution, y)))
     return {"moments": np.array([y.mean(), y.std(), constant, *shape])}, ""
 
 
