@@ -285,3 +285,24 @@ def test_the_declared_order_is_that_of_every_fit(columns, fit):
     if columns:
         frames["A"] = frames["A"].merge(frames.pop("Holder"), on="k")
     assert model_of("VerticalGLM", frames, Policy(order="declared")).fit(**fit).nobs == 600
+
+
+@pytest.mark.parametrize("policy", ["open", "strict"])
+def test_every_site_can_compute_the_offset(policy):
+    frames = study(count=True)
+    offset = np.round(np.random.default_rng(2).uniform(-1.0, 1.0, 600), 2)
+    frames["Holder"] = frames["Holder"].assign(t=offset)
+    partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
+    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=COUNT, offset="t")
+    with tapped(model) as wire:
+        if policy == "strict":
+            with pytest.raises(PolicyError, match=r"per entity|for each entity|rows of all sites"):
+                model.fit(lam=0.05)
+        else:
+            assert model.fit(lam=0.05).nobs == 600
+    assert bool(wire.sent_by("Holder", "open_offset", "offset")) == (policy == "open")
+    if policy == "open":
+        # Residuals at the intercept alone are the mean less the fitted mean, whose logarithm has the offset.
+        fitted = frames["Holder"]["y"].mean() - wire.handed_to("C", "sum_scores", "residual")[0]
+        found = np.log(fitted)
+        np.testing.assert_allclose(found - found.mean(), offset - offset.mean(), atol=1e-8)

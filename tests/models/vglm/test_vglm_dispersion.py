@@ -170,8 +170,8 @@ def test_a_step_that_leaves_the_domain_is_shortened(monkeypatch):
     table = table.assign(y=rng.gamma(50.0, 1.0 / eta / 50.0))
     outside, original = [], rf.respond_at
 
-    def watched(family, eta, y):
-        found = original(family, eta, y)
+    def watched(*arguments):
+        found = original(*arguments)
         outside.append(found[0] >= rf.OUTSIDE)
         return found
 

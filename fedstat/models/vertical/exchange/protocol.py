@@ -105,7 +105,7 @@ def open_values(layout: Layout, names: Iterable[str], session: str) -> FitProtoc
     requests = [design_request(layout.active, f"open_{name}", session) for name in names]
     if not requests:
         return layout
-    found = {}
+    found: dict[str, Floats] = {}
     for reply in (yield requests):
         found |= {name: values[layout.response_keep] for name, values in reply.arrays.items()}
     return replace(layout, **found)
