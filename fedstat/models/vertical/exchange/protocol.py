@@ -108,7 +108,7 @@ def open_values(layout: Layout, names: Iterable[str], session: str) -> FitProtoc
     found: dict[str, Floats] = {}
     for reply in (yield requests):
         found |= {name: values[layout.response_keep] for name, values in reply.arrays.items()}
-    return replace(layout, **found)
+    return replace(layout, weights=found.get("weights"), offset=found.get("offset"))
 
 
 def _stage_request(layout: Layout, site: str, product_session: SecureProductSession) -> Request:
