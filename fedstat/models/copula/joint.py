@@ -13,7 +13,14 @@ from scipy.optimize import minimize
 from scipy.special import ndtri
 from scipy.stats import qmc
 
-from fedstat.kernels.copula import code_latents, latent_correlations, nearest_correlation, scores_of_codes
+from fedstat.kernels.copula import (
+    ORDER,
+    code_latents,
+    expected_products,
+    latent_correlations,
+    nearest_correlation,
+    scores_of_codes,
+)
 from fedstat.models.copula.correlation import (
     FEWEST_DRAWS,
     INVERSION_MAXITER,
@@ -369,9 +376,18 @@ def find_adjusted(
     Valid if missing records depend on observed values only (missing at random). In every pattern the latent
     normals of the ordered columns have a normal distribution, with a mean and a covariance of their own; the
     EM algorithm finds those of all entities. They move the margins: with mean m and deviation s of a latent
-    normal, F(x) = Phi((Phi^-1(F_obs(x)) - m) / s). Levels and missing cells given the other columns
-    are those of the largest pattern of all sites; without one, their indicators take part linearly.
+    normal, F(x) = Phi((Phi^-1(F_obs(x)) - m) / s). Columns with few values of sites that have nearly all
+    entities take part by their scores: missing records of other sites depend on these, and not on the latent
+    normal behind them, whose part would be several times too large. Levels and missing cells given the other
+    columns are those of the largest pattern of all sites; without one, their indicators take part linearly.
     """
+    total = sum(one.n for one in patterns)
+    present = [sum(one.n for one in patterns if k in one.sites) for k in range(len(layout.radii))]
+    tied = {
+        int(j): math.sqrt(margins[j].variance)
+        for j in np.flatnonzero(~layout.nominal)
+        if margins[j].variance < UNTIED and present[layout.owner[j]] >= MOSTLY * total
+    }
     q, latent = layout.q, layout.first[layout.ordered]
     units = np.ones(q)
     for j in np.flatnonzero(layout.width > (~layout.nominal)).tolist():
@@ -392,27 +408,44 @@ def find_adjusted(
             found, inversion = _find_ordered(part, held, places, known)
             if len(one.sites) == len(layout.radii):
                 entire.append((JointModel(layout, found, inversion), one))
-            shifts = np.array([found[j].shift for j in part.ordered])
-            spreads = np.array([found[j].spread for j in part.ordered])
+            own = [found[j] for j in part.ordered]
+            unit = [tied.get(int(columns[j]), 0.0) for j in part.ordered]
             slopes = _slopes(part, found, inversion.correlation)
+            terms = np.array([_terms(one, size) for one, size in zip(own, unit, strict=True)])
+            # Slopes of cut scores by what takes part.
+            slopes = slopes * np.array([one.spread for one in own]) / terms[:, 0]
             centered = second - np.outer(means, means)
             centered[places] /= slopes[:, None]
             centered[:, places] /= slopes
-            centered[np.ix_(places, places)] = inversion.correlation * np.outer(spreads, spreads)
-            means[places] = shifts
+            centered[np.ix_(places, places)] = _covariance(own, unit, terms, inversion.correlation)
+            means[places] = [
+                one.mean / size if size else one.shift for one, size in zip(own, unit, strict=True)
+            ]
             second = centered + np.outer(means, means)
         scored.append(ScoredPattern.of_noisy(one.n, at, means, second))
     mean, covariance = fit_normal(scored, q)
     spreads = np.clip(np.sqrt(np.diag(covariance))[latent], LEAST_SPREAD, MOST_SPREAD)
-    moved = list(margins)
+    moved, unit = list(margins), [tied.get(int(j), 0.0) for j in layout.ordered]
     everywhere = [k for k in range(len(layout.radii)) if all(k in one.sites for one in patterns)]
-    for j, m, s in zip(layout.ordered, mean[latent].tolist(), spreads.tolist(), strict=True):
-        if layout.owner[j] not in everywhere:  # otherwise the margin is that of all entities
-            shift = float(np.clip(m, -MOST_SHIFT, MOST_SHIFT))
-            moved[j] = replace(margins[j].trimmed(edge_noise[j]), shift=shift, spread=s)
-    pairs = covariance[np.ix_(latent, latent)]
-    own_deviations = np.sqrt(np.diag(pairs))
-    correlation = nearest_correlation(pairs / np.outer(own_deviations, own_deviations))
+    for j, m, s, size in zip(layout.ordered, mean[latent].tolist(), spreads.tolist(), unit, strict=True):
+        if layout.owner[j] in everywhere:  # the margin is that of all entities
+            continue
+        if size:
+            moved[j] = _with_moments(margins[j], size * m, (size * s) ** 2)
+            continue
+        shift = float(np.clip(m, -MOST_SHIFT, MOST_SHIFT))
+        moved[j] = replace(margins[j].trimmed(edge_noise[j]), shift=shift, spread=s)
+    deviations = np.sqrt(np.diag(covariance))[latent]
+    terms = np.array(
+        [
+            _terms(moved[j], size) if size else deviation * np.eye(1, ORDER)[0]
+            for j, size, deviation in zip(layout.ordered, unit, deviations.tolist(), strict=True)
+        ]
+    )
+    pairs, upper = np.eye(len(latent)), np.triu_indices(len(latent), 1)
+    r = latent_correlations(covariance[np.ix_(latent, latent)][upper], terms[upper[0]], terms[upper[1]])
+    pairs[upper], pairs.T[upper] = r, r
+    correlation = nearest_correlation(pairs)
     model = JointModel(layout, tuple(moved), Inversion(correlation, np.zeros(len(latent))))
     if layout.is_plain:
         return model
@@ -421,12 +454,57 @@ def find_adjusted(
         known = ScoreMoments(largest.products, largest.means, moments.noise, moments.pairs, True)
         return replace(model, levels=_with_levels(there, known).levels)
     scale, center = units.copy(), mean * units
-    scale[latent] = _slopes(layout, model.margins, correlation)
+    slopes = _slopes(layout, model.margins, correlation)
+    scale[latent] = slopes * np.array([moved[j].spread for j in layout.ordered]) / terms[:, 0]
     center[latent] = np.array([moved[j].mean for j in layout.ordered])
     products = covariance * np.outer(scale, scale) + np.outer(center, center)
     return _with_levels(model, ScoreMoments(products, center, moments.noise, moments.pairs, True))
 
 
+UNTIED, MOSTLY = 0.95, 0.8
+"""Variance of a column's scores, 1 without ties, below which the column takes part by its scores, and the
+share of the entities that its site then has."""
+
+
+def _terms(margin: Margin, unit: float) -> Floats:
+    """Hermite terms (M,) of what takes part: scores in a `unit`, or the latent normal if it is zero."""
+    if not unit:
+        return margin.spread * np.eye(1, ORDER)[0]
+    terms = margin.coefficients / unit
+    terms[0] = max(terms[0], LEAST_SLOPE)
+    return terms
+
+
+def _covariance(own: Sequence[Margin], unit: Sequence[float], terms: Floats, correlation: Floats) -> Floats:
+    """Covariance (p0, p0) of scores in their `unit`, and of latent normals, at a copula's correlation."""
+    found, upper = np.eye(len(own)), np.triu_indices(len(own), 1)
+    products = expected_products(terms[upper[0]], terms[upper[1]], correlation[upper])
+    found[upper], found.T[upper] = products, products
+    variances = [
+        (float(one.everywhere @ one.scores**2) - one.mean**2) / size**2 if size else one.spread**2
+        for one, size in zip(own, unit, strict=True)
+    ]
+    found[np.diag_indices(len(own))] = variances
+    return found
+
+
+def _with_moments(margin: Margin, mean: float, variance: float) -> Margin:
+    """Move a margin until its scores over all entities have a mean and, with three values, a variance."""
+    several = int(np.count_nonzero(margin.probabilities)) > 2
+    for _ in range(MOMENT_STEPS):
+        now = float(margin.everywhere @ margin.scores**2) - margin.mean**2
+        slope = max(float(margin.coefficients[0]) / margin.spread, LEAST_SLOPE)
+        shift = float(np.clip(margin.shift + (mean - margin.mean) / slope, -MOST_SHIFT, MOST_SHIFT))
+        spread = margin.spread * (variance / max(now, 1e-9)) ** 0.5 if several else margin.spread
+        spread = float(np.clip(spread, LEAST_SPREAD, MOST_SPREAD))
+        change = max(abs(shift - margin.shift), abs(spread - margin.spread))
+        margin = replace(margin, shift=shift, spread=spread)
+        if change < SHIFT_TOL:
+            break
+    return margin
+
+
+MOMENT_STEPS = 40
 LEAST_UNIT, LEAST_SLOPE = 0.03, 0.05
 SLOPE_DRAWS = 2**14
 

@@ -343,6 +343,28 @@ def test_margins_are_those_of_all_entities():
     assert (shares[0] - shares[1]).abs().max() < 0.5 * (shares[2] - shares[1]).abs().max()
 
 
+@pytest.mark.parametrize("cuts", [[1.2], [-0.5, 0.5, 1.2]])
+def test_margins_are_right_if_records_depend_on_a_column_with_few_values(cuts):
+    """Missing records depend on the values, not on a latent normal behind them: it moved margins too far."""
+    n, rng = 8_000, np.random.default_rng(16)
+    Z = rng.multivariate_normal(np.zeros(4), 0.5 * np.eye(4) + 0.5, n)
+    X = pd.DataFrame(
+        {"a": np.digitize(Z[:, 0], cuts), "b": np.exp(Z[:, 1] / 2), "c": np.digitize(Z[:, 2], [0.8])}
+    )
+    X["d"] = np.digitize(Z[:, 3], [-1.0, 0.0, 1.0])
+    seen = rng.random(n) > expit(1.2 * (X["a"] - X["a"].mean()) / X["a"].std() - 0.3)
+    table = X.astype(float)
+    table.loc[~seen, ["b", "c", "d"]] = None
+    bounds = {"a": list(range(len(cuts) + 1)), "b": (0, 12), "c": [0, 1], "d": [0, 1, 2, 3]}
+    drawn = synthesize(table, {"A": ["a"], "B": ["b", "c", "d"]}, bounds, missing="em").sample(60_000, seed=1)
+    share = X["a"].value_counts(normalize=True)
+    for name in "bcd":
+        right = (X[seen].groupby("a")[name].mean() * share).sum()  # means given the column, over all entities
+        observed, found = X.loc[seen, name].mean(), drawn[name].astype(float).mean()
+        assert (observed - right) / X[name].std() < -0.07
+        assert abs(found - right) / X[name].std() < 0.05, name
+
+
 # ---- a census ------------------------------------------------------------------------------------
 
 
