@@ -29,6 +29,8 @@ SHORT, NOISE = 0.2, 1e-7
 """Largest and smallest length, in standard errors, of a step that does not shrink and gains little."""
 LARGE_STEP = 0.05
 """Change of a standardized coefficient that is too large for a step at a maximum."""
+STILL = 1e-3
+"""Change of a standardized coefficient below which a step goes nowhere: rounding at a maximum, not a way."""
 CERTAIN = 0.01
 r"""Length of a step in standard errors below which an examined direction is not examined again.
 
@@ -63,7 +65,8 @@ def continues(moves: Sequence[float], lengths: Sequence[float]) -> bool:
     if len(moves) < PATIENCE or not NOISE < lengths[-1] < SHORT:
         return False
     first, second, third = moves[-3:]
-    return second > 0.5 * first and third > 0.5 * second and lengths[-1] < lengths[0]
+    shrinks = second <= 0.5 * first or third <= 0.5 * second or third < STILL
+    return not shrinks and lengths[-1] < lengths[0]
 
 
 def flattest(first: Floats, now: Floats, along: Floats) -> tuple[Floats, float]:
