@@ -37,6 +37,7 @@ from fedstat.federation.partition.row_tables import (
     row_problems,
     stack_tables,
     streams_query,
+    warn_of_repeated,
     with_counts,
     with_site_curves,
 )
@@ -585,6 +586,8 @@ class ClientPartition(PartitionViews):
             stacked = with_site_curves(named_row_tables(frames, key), curves or {}, key)
             check.raise_problems(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
+            if key and not new_data:
+                warn_of_repeated(alignment.entities)
         return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())
 
     @classmethod
@@ -649,6 +652,8 @@ class ClientPartition(PartitionViews):
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
+            if key and not new_data:
+                warn_of_repeated(alignment.entities)
         return cls._of(PartitionParts(layout, key, alignment, options, {}, by or "").opened())
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import PartitionError
+from fedstat.errors import DataWarning, PartitionError, warn
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.columns import HeldTable, inner_table, kind_problems
 from fedstat.federation.tables.curve_columns import AnyCurve, CurveTable, curve_problems, with_curves
@@ -100,6 +100,21 @@ def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignme
         keys = pd.concat([frame[list(key)] for frame in frames], ignore_index=True)
         entities = keys.set_index(list(key)).index
     return Alignment(entities, held, RowRanges(n_rows), dict.fromkeys(tables, 0))
+
+
+def repeated_keys(entities: pd.Index[Any]) -> int:
+    """Count the rows whose key an earlier site has; no two rows of a site have the same."""
+    return int(entities.duplicated().sum())
+
+
+def warn_of_repeated(entities: pd.Index[Any]) -> None:
+    """Warn of people at two sites, whose rows are not independent."""
+    if repeated := repeated_keys(entities):
+        warn(
+            f"{repeated:,} of {len(entities):,} rows have a key that another site has: if equal keys are one "
+            "person, rows are not independent, and standard errors of models are too small",
+            DataWarning,
+        )
 
 
 def common_columns(columns: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -212,6 +212,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
         yield from super()._summary_notes()
         if self.converged:
             yield Note("point_estimates", "POINT ESTIMATES ONLY", "critical")
+        yield from self.basis.repeated_note
         yield from _distance_notes(self.model_name, self._fit)
         if self._fit.masked:
             over = f"Updates and sums were masked over {len(self.estimate.blocks)} sites: "

@@ -14,6 +14,7 @@ from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.partition.row_tables import repeated_keys
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
@@ -44,24 +45,40 @@ MASKED = (
 class RowsBasis:
     """What results keep of the model: no rows, and enough to code new ones.
 
-    `site_column` is the column that names the sites.
+    `site_column` is the column that names the sites; `repeated` rows have a key that another site has.
     """
 
     model_name: str
     method_name: str
     agreement: RowsAgreement
     site_column: str
+    repeated: int = 0
 
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
         """Take it from a model; a family adds `more` of its own."""
-        site_column = model.partition.site_column
-        return cls(model.model_name, model.method_name, model.agreement, site_column, **more)
+        partition = model.partition
+        repeated = repeated_keys(partition.entities) if partition.key else 0
+        names = model.model_name, model.method_name
+        return cls(*names, model.agreement, partition.site_column, repeated=repeated, **more)
 
     @property
     def left_out(self) -> int:
         """Rows that lack one of the model's columns."""
         return sum(row.n_rows - row.n for row in self.agreement.sites)
+
+    @property
+    def repeated_note(self) -> Iterator[Note]:
+        """Warn of keys that several sites have."""
+        if self.repeated:
+            yield Note(
+                "shared_keys",
+                f"ONE PERSON AT TWO SITES: the keys of {self.repeated:,} rows are at another site as well. "
+                "Rows of one person are not independent, and standard errors are too small: keep each person "
+                "at one site, or make the partition without on=, so that the key is a column, and fit a "
+                'FederatedGLM with cov_kwds={"groups": "THE KEY"}',
+                "critical",
+            )
 
 
 class RowsFit(Protocol):
@@ -212,6 +229,7 @@ class DesignResults(CoefficientResults):
         )
 
     def _left_out_note(self, more: str = "") -> Iterator[Note]:
+        yield from self.basis.repeated_note
         if dropped := self.basis.left_out:
             text = f"Rows left out because they lack one of the model's columns: {dropped:,}.{more}"
             yield Note("left_out", text)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 
 import cluster_oracles as oracle
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
+import statsmodels.formula.api as smf
 from numpy.testing import assert_allclose
 from test_clusters import MODELS as CLUSTERED
 from test_clusters import OPEN, draw
@@ -161,3 +164,55 @@ def test_weights_on_few_rows_have_a_remedy_and_no_internal_error():
     model = fs.FederatedOrdinal.from_formula("o ~ x + z", partition)
     with pytest.raises(EstimationError, match="weight on more than a few rows of every site"):
         model.fit(local=False)
+
+
+ALL_MODELS = {
+    "OLS": lambda p: fs.FederatedOLS.from_formula("num ~ age", p),
+    "GLORE": lambda p: fs.GLORE.from_formula("num > 0 ~ age", p),
+    "ordinal": lambda p: fs.FederatedOrdinal.from_formula("num ~ age", p),
+    "multinomial": lambda p: fs.FederatedMultinomial.from_formula("C(cp) ~ age", p),
+    "Cox": lambda p: fs.FederatedCox.from_formula("Surv(age, num > 0) ~ sex", p),
+    "GEE": lambda p: fs.FederatedGEE.from_formula("num ~ age", p, groups="pair"),
+    "mixed": lambda p: fs.FederatedMixed.from_formula("num ~ age + (1 | pair)", p),
+    "FedAvg": lambda p: fs.FedAvg.from_formula("num > 0 ~ age", p),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_keys_that_two_sites_have_stand_at_the_top_of_every_model(name):
+    table = fs.datasets.make_hospitals()
+    table = table.assign(id=range(len(table)), pair=[f"p{i // 4}" for i in range(len(table))])
+    again = table.iloc[:40].assign(hospital=list(table["hospital"].iloc[40:].drop_duplicates())[-1])
+    again = again[again["hospital"] != table["hospital"].iloc[0]]
+    both = pd.concat([table, again]).drop_duplicates(["id", "hospital"])
+    with pytest.warns(
+        fs.errors.DataWarning, match=f"{len(both) - len(table)} of {len(both):,} rows have a key"
+    ):
+        partition = fs.ClientPartition.from_frame(both, by="hospital", on="id")
+    fit = ALL_MODELS[name](partition).fit()
+    top = fit.summary().as_text()
+    assert f"ONE PERSON AT TWO SITES: the keys of {len(both) - len(table)} rows" in " ".join(top.split())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fs.errors.DataWarning)
+        apart = fs.ClientPartition.from_frame(table, by="hospital", on="id")
+    assert "shared_keys" not in set(ALL_MODELS[name](apart).fit().diagnostics()["kind"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_remedy_for_shared_keys_runs():
+    table = fs.datasets.make_hospitals()
+    table = table.assign(id=[f"k{i}" for i in range(len(table))])
+    both = pd.concat([table, table.assign(hospital=table["hospital"].to_numpy()[::-1])]).drop_duplicates(
+        ["id", "hospital"]
+    )
+    partition = fs.ClientPartition.from_frame(both, by="hospital", policy=fs.Policy(min_count=1))
+    kwds = {"groups": "id", "correction": "CR1"}
+    model = fs.FederatedGLM.from_formula("num ~ age", partition, labels=["id"])
+    clustered = model.fit(cov_type="cluster", cov_kwds=kwds)
+    rows = both.dropna(subset=["num", "age"])
+    pooled = smf.ols("num ~ age", rows).fit(
+        cov_type="cluster", cov_kwds={"groups": rows["id"].astype("category").cat.codes}
+    )
+    np.testing.assert_allclose(clustered.bse, pooled.bse, rtol=0.01)
+    assert (clustered.bse > 1.2 * fs.FederatedGLM.from_formula("num ~ age", partition).fit().bse)["age"]
