@@ -587,7 +587,7 @@ class ClientPartition(PartitionViews):
             check.raise_problems(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
             if key and not new_data:
-                warn_of_repeated(alignment.entities)
+                warn_of_repeated(alignment.entities, alignment.rows)
         return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())
 
     @classmethod
@@ -653,7 +653,7 @@ class ClientPartition(PartitionViews):
             check.raise_problems(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
             if key and not new_data:
-                warn_of_repeated(alignment.entities)
+                warn_of_repeated(alignment.entities, alignment.rows)
         return cls._of(PartitionParts(layout, key, alignment, options, {}, by or "").opened())
 
     @classmethod

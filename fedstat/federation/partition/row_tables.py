@@ -102,14 +102,20 @@ def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignme
     return Alignment(entities, held, RowRanges(n_rows), dict.fromkeys(tables, 0))
 
 
-def repeated_keys(entities: pd.Index[Any]) -> int:
-    """Count the rows whose key an earlier site has; no two rows of a site have the same."""
-    return int(entities.duplicated().sum())
+def repeated_keys(entities: pd.Index[Any], rows: Mapping[str, Ints]) -> int:
+    """Count the rows (n,) whose key another site has, from the places of each site's rows."""
+    if isinstance(entities, pd.RangeIndex):
+        return 0
+    key, site = pd.factorize(entities)[0], np.empty(len(entities), dtype=np.int64)
+    for number, here in enumerate(rows.values()):
+        site[here] = number
+    apart = np.unique(np.column_stack([key, site]), axis=0)[:, 0]
+    return int((np.bincount(apart)[key] > 1).sum())
 
 
-def warn_of_repeated(entities: pd.Index[Any]) -> None:
+def warn_of_repeated(entities: pd.Index[Any], rows: Mapping[str, Ints]) -> None:
     """Warn of people at two sites, whose rows are not independent."""
-    if repeated := repeated_keys(entities):
+    if repeated := repeated_keys(entities, rows):
         warn(
             f"{repeated:,} of {len(entities):,} rows have a key that another site has: if equal keys are one "
             "person, rows are not independent, and standard errors of models are too small",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -52,13 +52,14 @@ class RowsBasis:
     method_name: str
     agreement: RowsAgreement
     site_column: str
-    repeated: int = 0
+    repeated: int = field(default=0, kw_only=True)
 
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
         """Take it from a model; a family adds `more` of its own."""
         partition = model.partition
-        repeated = repeated_keys(partition.entities) if partition.key else 0
+        apart = partition.layout == "horizontal"
+        repeated = repeated_keys(partition.entities, partition.rows) if apart else 0
         names = model.model_name, model.method_name
         return cls(*names, model.agreement, partition.site_column, repeated=repeated, **more)
 

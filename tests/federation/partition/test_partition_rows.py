@@ -17,6 +17,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.table import FrameTable, ParquetTable
 
 NAN, INF = float("nan"), float("inf")
+pytestmark = pytest.mark.filterwarnings("ignore:.*rows have a key that another site has")
 SECRET = 918273.5
 SIZES = {"Kiel": 40, "Bonn": 25, "Ulm": 60}
 
