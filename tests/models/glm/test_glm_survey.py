@@ -158,7 +158,7 @@ def test_a_cluster_of_few_rows_at_a_site_is_refused_and_the_owner_may_allow_it()
         PolicyError, match="at least 5 rows behind the score of a cluster or stratum"
     ) as caught:
         survey(model("y", F.Binomial(), "by_stratum", frame))
-    assert "lower the count" in str(caught.value)
+    assert "setting is min_count" in str(caught.value)
     result = survey(model("y", F.Binomial(), "by_stratum", frame, min_count=1))
     _, expected = svyrecvar(frame, "y", F.Binomial())
     np.testing.assert_allclose(result.bse, np.sqrt(np.diag(expected)), rtol=1e-8)
