@@ -384,8 +384,8 @@ def find_adjusted(
     total = sum(one.n for one in patterns)
     present = [sum(one.n for one in patterns if k in one.sites) for k in range(len(layout.radii))]
     tied = {
-        int(j): math.sqrt(margins[j].variance)
-        for j in np.flatnonzero(~layout.nominal)
+        j: math.sqrt(margins[j].variance)
+        for j in np.flatnonzero(~layout.nominal).tolist()
         if margins[j].variance < UNTIED and present[layout.owner[j]] >= MOSTLY * total
     }
     q, latent = layout.q, layout.first[layout.ordered]
@@ -408,18 +408,18 @@ def find_adjusted(
             found, inversion = _find_ordered(part, held, places, known)
             if len(one.sites) == len(layout.radii):
                 entire.append((JointModel(layout, found, inversion), one))
-            own = [found[j] for j in part.ordered]
+            there = [found[j] for j in part.ordered]
             unit = [tied.get(int(columns[j]), 0.0) for j in part.ordered]
             slopes = _slopes(part, found, inversion.correlation)
-            terms = np.array([_terms(one, size) for one, size in zip(own, unit, strict=True)])
+            terms = np.array([_terms(margin, size) for margin, size in zip(there, unit, strict=True)])
             # Slopes of cut scores by what takes part.
-            slopes = slopes * np.array([one.spread for one in own]) / terms[:, 0]
+            slopes = slopes * np.array([margin.spread for margin in there]) / terms[:, 0]
             centered = second - np.outer(means, means)
             centered[places] /= slopes[:, None]
             centered[:, places] /= slopes
-            centered[np.ix_(places, places)] = _covariance(own, unit, terms, inversion.correlation)
+            centered[np.ix_(places, places)] = _covariance(there, unit, terms, inversion.correlation)
             means[places] = [
-                one.mean / size if size else one.shift for one, size in zip(own, unit, strict=True)
+                margin.mean / size if size else margin.shift for margin, size in zip(there, unit, strict=True)
             ]
             second = centered + np.outer(means, means)
         scored.append(ScoredPattern.of_noisy(one.n, at, means, second))
@@ -468,8 +468,9 @@ share of the entities that its site then has."""
 
 def _terms(margin: Margin, unit: float) -> Floats:
     """Hermite terms (M,) of what takes part: scores in a `unit`, or the latent normal if it is zero."""
+    terms: Floats = margin.spread * np.eye(1, ORDER)[0]
     if not unit:
-        return margin.spread * np.eye(1, ORDER)[0]
+        return terms
     terms = margin.coefficients / unit
     terms[0] = max(terms[0], LEAST_SLOPE)
     return terms
