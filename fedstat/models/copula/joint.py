@@ -408,18 +408,19 @@ def find_adjusted(
             found, inversion = _find_ordered(part, held, places, known)
             if len(one.sites) == len(layout.radii):
                 entire.append((JointModel(layout, found, inversion), one))
-            there = [found[j] for j in part.ordered]
+            partial = [found[j] for j in part.ordered]
             unit = [tied.get(int(columns[j]), 0.0) for j in part.ordered]
             slopes = _slopes(part, found, inversion.correlation)
-            terms = np.array([_terms(margin, size) for margin, size in zip(there, unit, strict=True)])
+            terms = np.array([_terms(margin, size) for margin, size in zip(partial, unit, strict=True)])
             # Slopes of cut scores by what takes part.
-            slopes = slopes * np.array([margin.spread for margin in there]) / terms[:, 0]
+            slopes = slopes * np.array([margin.spread for margin in partial]) / terms[:, 0]
             centered = second - np.outer(means, means)
             centered[places] /= slopes[:, None]
             centered[:, places] /= slopes
-            centered[np.ix_(places, places)] = _covariance(there, unit, terms, inversion.correlation)
+            centered[np.ix_(places, places)] = _covariance(partial, unit, terms, inversion.correlation)
             means[places] = [
-                margin.mean / size if size else margin.shift for margin, size in zip(there, unit, strict=True)
+                margin.mean / size if size else margin.shift
+                for margin, size in zip(partial, unit, strict=True)
             ]
             second = centered + np.outer(means, means)
         scored.append(ScoredPattern.of_noisy(one.n, at, means, second))
