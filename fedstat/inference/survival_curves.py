@@ -120,7 +120,7 @@ def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> 
         known = n > 0.0
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             survival = np.asarray(np.cumprod(np.where(known, 1.0 - d / n, np.nan)), dtype=np.float64)
-            # Infinite once nobody survives.
+            # Infinite when no row survives.
             se = np.sqrt(np.cumsum(np.where(known, variance, np.nan)))
             low, high = share_interval(survival, se, conf_level, conf_type)
             greenwood = survival * se

@@ -94,7 +94,7 @@ def test_nearer_poles_and_inverses_of_no_information_are_refused():
 
 @pytest.mark.parametrize("left_out", [1, 4])
 def test_comparisons_without_few_visits_or_with_fewer_terms_are_no_difference(left_out):
-    """A second session lacks some rows of a patient, or a term: rows are refused, terms single out nobody."""
+    """A second session lacks some rows of a patient, or a term: rows are refused, terms single out no one."""
     table = visits()
     own = (table["patient"] == 1007) & (table.groupby("patient").cumcount() < left_out)
     table["kept"] = np.where(own, np.nan, 1.0)

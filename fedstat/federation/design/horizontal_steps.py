@@ -746,7 +746,7 @@ def count_labels(data: SiteData, state: State, request: LabelRequest) -> dict[st
     """Count the labels of groups by bucket: ``labels`` (buckets,).
 
     Over all sites a bucket with two labels has one that two sites hold, or two by chance. The coordinator has
-    no key, and cannot tell which labels are in a bucket. Nothing is counted where few labels would be, or
+    no key, and cannot know which labels are in a bucket. Nothing is counted where few labels would be, or
     sites have no secret in common.
     """
     opened, columns = rows_of(state), list(request.columns)

@@ -196,11 +196,11 @@ class DrawnRows(OpenRows):
     __slots__ = ()
 
     def derivative(self, rows: CompleteRows, X: Floats, by: str, logarithmic: bool = False) -> Floats:
-        """Return numbers in the place of derivatives."""
+        """Return numbers instead of derivatives."""
         return X
 
     def at_level(self, rows: CompleteRows, X: Floats, name: str, level: LevelValue) -> Floats:
-        """Return the rows in the place of changed ones."""
+        """Return the rows instead of changed ones."""
         return X
 
     def is_binary(self, name: str) -> bool:

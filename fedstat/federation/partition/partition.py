@@ -34,6 +34,7 @@ from fedstat.federation.partition.row_tables import (
     RowRanges,
     SiteCurve,
     common_columns,
+    repeated_keys,
     row_problems,
     stack_tables,
     streams_query,
@@ -114,11 +115,23 @@ class PartitionViews:
     coordinator: str = ""
     division: ExcludedRecords = field(default_factory=ExcludedRecords, repr=False)
     quorum: int = 0
+    _repeated_rows: int = field(default=0, init=False, repr=False)
+    """Number of rows whose key another site has, where sites hold rows."""
 
     @property
     def engine(self) -> Engine:
         """Engine that transfers requests to the sites: in this process, unless the partition is connected."""
         return LocalEngine(self.sites) if self._engine is None else self._engine
+
+    def __post_init__(self) -> None:
+        if self.layout == "horizontal":
+            object.__setattr__(self, "_repeated_rows", repeated_keys(self.entities, self.rows))
+
+    def _warned(self) -> Self:
+        """Warn of keys at several sites, unless the entities are new ones, on which no error depends."""
+        if not self._options.new_data:
+            warn_of_repeated(self._repeated_rows, len(self.entities))
+        return self
 
     def _new_session(self) -> str:
         """Draw a session, which names the alignment that the rows are numbered by where sites keep one."""
@@ -586,9 +599,7 @@ class ClientPartition(PartitionViews):
             stacked = with_site_curves(named_row_tables(frames, key), curves or {}, key)
             check.raise_problems(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
-            if key and not new_data:
-                warn_of_repeated(alignment.entities, alignment.rows)
-        return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())
+        return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())._warned()
 
     @classmethod
     @inherits_params(from_frames)
@@ -652,9 +663,7 @@ class ClientPartition(PartitionViews):
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
-            if key and not new_data:
-                warn_of_repeated(alignment.entities, alignment.rows)
-        return cls._of(PartitionParts(layout, key, alignment, options, {}, by or "").opened())
+        return cls._of(PartitionParts(layout, key, alignment, options, {}, by or "").opened())._warned()
 
     @classmethod
     @inherits_params(from_frames)

@@ -113,11 +113,11 @@ def repeated_keys(entities: pd.Index[Any], rows: Mapping[str, Ints]) -> int:
     return int((np.bincount(apart)[key] > 1).sum())
 
 
-def warn_of_repeated(entities: pd.Index[Any], rows: Mapping[str, Ints]) -> None:
+def warn_of_repeated(repeated: int, n_rows: int) -> None:
     """Warn of people at two sites, whose rows are not independent."""
-    if repeated := repeated_keys(entities, rows):
+    if repeated:
         warn(
-            f"{repeated:,} of {len(entities):,} rows have a key that another site has: if equal keys are one "
+            f"{repeated:,} of {n_rows:,} rows have a key that another site has: if equal keys are one "
             "person, rows are not independent, and standard errors of models are too small",
             DataWarning,
         )

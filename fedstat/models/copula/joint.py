@@ -496,11 +496,8 @@ def _with_moments(margin: Margin, mean: float, variance: float) -> Margin:
     for _ in range(MOMENT_STEPS):
         now = float(margin.everywhere @ margin.scores**2) - margin.mean**2
         slope = max(float(margin.coefficients[0]) / margin.spread, LEAST_SLOPE)
-        shift = float(np.clip(margin.shift + (mean - margin.mean) / slope, -MOST_SHIFT, MOST_SHIFT))
-        spread = margin.spread * (variance / max(now, 1e-9)) ** 0.5 if several else margin.spread
-        spread = float(np.clip(spread, LEAST_SPREAD, MOST_SPREAD))
-        change = max(abs(shift - margin.shift), abs(spread - margin.spread))
-        margin = replace(margin, shift=shift, spread=spread)
+        factor = (variance / max(now, 1e-9)) ** 0.5 if several else 1.0
+        margin, change = _moved(margin, (mean - margin.mean) / slope, factor)
         if change < SHIFT_TOL:
             break
     return margin
@@ -646,16 +643,21 @@ def _shift(
             wanted_mean = moments.means[scores[i]] / share
             wanted_square = moments.products[scores[i], scores[i]] / share
         slope = max(abs(float(margin.coefficients[0])) / margin.spread, 0.05)
-        move = SHIFT_STEP * (wanted_mean - mean) / slope
-        spread = margin.spread
+        factor = 1.0
         if margin.bins.count > 2:
             ratio = max(wanted_square - wanted_mean**2, 1e-3) / max(square - mean**2, 1e-3)
-            spread = spread * ratio**0.7
-        shift = float(np.clip(margin.shift + move, -MOST_SHIFT, MOST_SHIFT))
-        spread = float(np.clip(spread, LEAST_SPREAD, MOST_SPREAD))
-        largest = max(largest, abs(shift - margin.shift), abs(spread - margin.spread))
-        margins[ordered[i]] = Margin(margin.bins, margin.probabilities, margin.missing, shift, spread)
+            factor = ratio**0.7
+        margins[ordered[i]], change = _moved(margin, SHIFT_STEP * (wanted_mean - mean) / slope, factor)
+        largest = max(largest, change)
     return largest
+
+
+def _moved(margin: Margin, move: float, factor: float) -> tuple[Margin, float]:
+    """Move the latent mean of a margin and multiply the deviation, within limits; also return the change."""
+    shift = float(np.clip(margin.shift + move, -MOST_SHIFT, MOST_SHIFT))
+    spread = float(np.clip(margin.spread * factor, LEAST_SPREAD, MOST_SPREAD))
+    change = max(abs(shift - margin.shift), abs(spread - margin.spread))
+    return replace(margin, shift=shift, spread=spread), change
 
 
 def even_points(d: int, n: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -175,9 +175,13 @@ def sum_effects(
         arrays["changes"] = np.array([sums.level for sums in found])
         arrays["slopes"] = np.array([Z.T @ sums.slope for sums in found])
         arrays["high"] = np.array([sums.high for sums in found])
-    if not inside:
-        arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
-    return arrays | {"inside": np.array(inside)}
+    return _if_inside(inside, arrays)
+
+
+def _if_inside(inside: bool, arrays: Mapping[str, Floats]) -> dict[str, Array]:
+    """Say whether all means are inside the family's domain; sums are zero otherwise."""
+    found = {name: array if inside else np.zeros_like(array) for name, array in arrays.items()}
+    return found | {"inside": np.array(inside)}
 
 
 @step(
@@ -221,10 +225,7 @@ def sum_changes(
     sums = sum_changes_of(state, model.opened, request, means.beta[None, :], means, flat)
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
-    arrays, inside = {"effects": sums.effects, "slopes": sums.slopes @ Z}, means.inside and sums.finite
-    if not inside:
-        arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
-    return arrays | {"inside": np.array(inside)}
+    return _if_inside(means.inside and sums.finite, {"effects": sums.effects, "slopes": sums.slopes @ Z})
 
 
 @dataclass(slots=True, eq=False)

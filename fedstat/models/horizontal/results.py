@@ -14,7 +14,6 @@ from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.partition.row_tables import repeated_keys
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
@@ -57,10 +56,8 @@ class RowsBasis:
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
         """Take it from a model; a family adds `more` of its own."""
-        partition = model.partition
-        apart = partition.layout == "horizontal"
-        repeated = repeated_keys(partition.entities, partition.rows) if apart else 0
-        names = model.model_name, model.method_name
+        partition, names = model.partition, (model.model_name, model.method_name)
+        repeated = partition._repeated_rows
         return cls(*names, model.agreement, partition.site_column, repeated=repeated, **more)
 
     @property

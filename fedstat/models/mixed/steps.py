@@ -1205,7 +1205,7 @@ def sum_groups(
     ``dispersion`` (2,), see :func:`dispersion_test`; and for normal responses, with `variances` (K + 1, K +
     1), the inverse information of covariances and log residual variance: ``influences`` (2, m), see
     :func:`variance_influences`. `dispersion` is then the residual variance. A session has one point: sums at
-    many would tell groups apart.
+    many would separate groups.
     """
     site, p = mixed_rows(state), mixed_rows(state).p
     check_lengths(data.name, center=(center, p))

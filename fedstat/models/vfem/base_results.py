@@ -23,7 +23,7 @@ from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
-from fedstat.models.vertical.prediction.predictor import VerticalPredictions, as_partition, one_table
+from fedstat.models.vertical.prediction.predictor import VerticalPredictions, entities_of, one_table
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.notes import fit_notes
@@ -406,12 +406,9 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         """Return linear predictors of the entities of a partition; the default is that of the fit."""
         if partition is None:
             partition = self._need_model("get_prediction without a partition").partition
-        found = predict_linear(self._predictor(), as_partition(partition, self.specs), mean_only=mean_only)
-        if isinstance(partition, ClientPartition):
-            return found
-        parts = {
-            name: getattr(found, name).set_axis(partition.index) for name in ("mean", "variance", "blocks")
-        }
+        entities, index = entities_of(partition, self.specs)
+        found = predict_linear(self._predictor(), entities, mean_only=mean_only)
+        parts = {name: getattr(found, name).set_axis(index) for name in ("mean", "variance", "blocks")}
         return replace(found, **parts)
 
     def _predictor(self) -> VFEMPredictor:

@@ -20,8 +20,8 @@ from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import (
     VerticalPredictions,
     VerticalPredictor,
-    as_partition,
     covariance_factor,
+    entities_of,
     one_table,
 )
 from fedstat.models.vertical.prediction.protocol import (
@@ -198,8 +198,8 @@ class SelectionPredictions(VerticalPredictions):
             linear predictor replaces a block that a site lacks: the expectation given the observed blocks.
         """
         given, predictor = self._of_fit(one_table(partition, exog), "predict"), self._with_specs()
-        found = predict_means(predictor, as_partition(given, predictor.specs))
-        return found if isinstance(given, ClientPartition) else found.set_axis(given.index)
+        entities, index = entities_of(given, predictor.specs)
+        return predict_means(predictor, entities).set_axis(index)
 
     def get_prediction(
         self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
@@ -235,11 +235,10 @@ class SelectionPredictions(VerticalPredictions):
             self._with_errors(),
             self._of_fit(one_table(partition, exog), "get_prediction"),
         )
-        entities = as_partition(given, predictor.specs)
+        entities, index = entities_of(given, predictor.specs)
         rows = predict_linear(predictor, entities, cov)
         assert rows.projection is not None
         errors = np.where(np.isnan(rows.eta), np.nan, np.linalg.norm(rows.projection, axis=1))
-        index = entities.entities if isinstance(given, ClientPartition) else given.index
         eta, se = (pd.Series(values, index=index) for values in (rows.eta, errors))
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 

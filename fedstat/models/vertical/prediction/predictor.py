@@ -196,7 +196,7 @@ class VerticalPredictions(CoefficientResults):
         raise NotImplementedError
 
     def _role_names(self) -> dict[str, str]:
-        """Return offset and weights of the fit by role, as far as they are known."""
+        """Return the known offset and weights of the fit, by role."""
         roles = {} if self._model is None else dict(self._model._roles)
         return {"offset": "", **roles} if self._has_offset else roles
 
