@@ -137,9 +137,8 @@ def wald_test(
     V = _covariance(constraints.R, cov)
     if np.isnan(V).any():
         raise NotAvailableError(
-            f"no Wald test of {'; '.join(constraints.labels)}: the covariance of these coefficients is "
-            "not determined (nan); see the notes of the summary, and test coefficients that have a "
-            "standard error"
+            f"no Wald test of {'; '.join(constraints.labels)}: the covariance of these coefficients is not "
+            "determined (nan); see the notes of the summary, and test coefficients that have a standard error"
         )
     # Redundant constraints count once.
     rank = _rank(V, constraints)

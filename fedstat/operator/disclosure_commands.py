@@ -305,8 +305,7 @@ def declare_ledger_loss(folder: Path, reason: str) -> int:
     if loss.charged:
         print(
             "  The spent part of the privacy budget is no longer known, so all of it counts as spent. The "
-            "site "
-            f"answers\n  again after the owner sets a larger epsilon in '{folder / POLICY}'.\n"
+            f"site answers\n  again after the owner sets a larger epsilon in '{folder / POLICY}'.\n"
         )
     print("The loss is declared. It is an entry of the ledger, and every receipt shows it to the others.")
     return 0

@@ -358,9 +358,8 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     if other:
         raise PartitionError(
             f"the key on this card is that of site {other[0]}; remove that site before it joins under "
-            "another "
-            f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then "
-            "join with --again"
+            f"another name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, "
+            "then join with --again"
         )
     check_replaced_pin(f"site {reported.name}", known, reported.fingerprint, replace)
     rosters.check_not_revoked(folder, federation, reported, again)

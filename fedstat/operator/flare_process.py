@@ -31,8 +31,7 @@ MODULES = {
 WHY = {
     child_process.TAKEN: (
         "another process with this kit has replaced this one, on another machine or from a copy of the "
-        "folder. "
-        "Find it, and stop one of the two. If nobody here made a copy, somebody else has the kit: "
+        "folder. Find it, and stop one of the two. If nobody here made a copy, somebody else has the kit: "
         "inform the coordinator"
     ),
     child_process.OUT: "the coordinator has removed this site; the server refuses its certificate",

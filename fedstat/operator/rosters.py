@@ -163,8 +163,7 @@ def _check_of_site(folder: Path, description: SiteDescription, reported: Roster)
     if not same_fingerprint(reported.sites[name], own):
         raise SecurityError(
             f"roster {reported.number} lists {name} with another key than its own: the card was replaced on "
-            "its "
-            "way to the coordinator. Telephone the coordinator, and accept nothing before"
+            "its way to the coordinator. Telephone the coordinator, and accept nothing before"
         )
     for site in reported.sites:
         check_name(site)

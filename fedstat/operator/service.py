@@ -331,8 +331,8 @@ def serve_site_folder(
     if lacking := [place for place in folders.values() if not read_description(place).exchanges]:
         raise PartitionError(
             f"'{lacking[0] / DESCRIPTION}' has no folder for requests and replies; write it under "
-            "'exchange', "
-            f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {shell_path(folder)} KIT'"
+            f"'exchange', or join a kit for NVIDIA FLARE with 'fedstat site join-kit {shell_path(folder)} "
+            "KIT'"
         )
     take = log_to(log, log_megabytes, log_count)
 

@@ -169,9 +169,9 @@ def check_tables(folders: Mapping[str, Path]) -> None:
         key = json.dumps({k: v for k, v in description.data.items() if k in SOURCE_ENTRIES}, sort_keys=True)
         if key in found:
             raise PartitionError(
-                f"tables '{found[key] or 'main'}' and '{name or 'main'}' of {description.name} have the "
-                "same source. "
-                "Differences of their releases could single out persons: remove one of them from [tables]"
+                f"tables '{found[key] or 'main'}' and '{name or 'main'}' of {description.name} have the same "
+                "source. Differences of their releases could single out persons: remove one of them from "
+                "[tables]"
             )
         found[key] = name
 
@@ -209,8 +209,7 @@ def draw_seed(folder: Path) -> int:
     if description.seed:
         raise PartitionError(
             f"'{folder / DESCRIPTION}' has a seed, which the other sites share; to draw another, first "
-            "remove "
-            "that line from this file and from theirs"
+            "remove that line from this file and from theirs"
         )
     drawn = secrets.token_hex(SEED_DIGITS // 2)
     set_entry(folder / DESCRIPTION, "", "seed", drawn)

@@ -485,9 +485,8 @@ def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReadin
     reading = read_lines(folder, site, keys, _secret(folder))
     if head.lines not in reading.heads or reading.heads[head.lines].digest != head.digest:
         raise SecurityError(
-            f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back "
-            "to an "
-            f"earlier state. {recovery_hint(folder)}"
+            f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back to "
+            f"an earlier state. {recovery_hint(folder)}"
         )
     return reading
 

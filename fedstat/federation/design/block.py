@@ -117,9 +117,8 @@ def require_categories(series: Mapping[str, pd.Series], site: str) -> None:
         count = int(one.isna().sum())
         if count:
             raise DesignError(
-                f"{at_column(site, name)} lacks the category of {count:,} entities that have other "
-                "columns; partial='mean' fills numbers only. Use partial='drop', or give missing a level "
-                "of its own."
+                f"{at_column(site, name)} lacks the category of {count:,} entities that have other columns; "
+                "partial='mean' fills numbers only. Use partial='drop', or give missing a level of its own."
             )
 
 

@@ -122,9 +122,8 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
     if constant.size:
         found = name_all([names[j] for j in constant.tolist()])
         raise DesignError(
-            f"design column{'s' * (len(constant) > 1)} {found}{where} "
-            f"{'are' if len(constant) > 1 else 'is'} constant over {n:,} entities. Leave the term out, or "
-            "merge the levels that it separates."
+            f"design column{'s' * (len(constant) > 1)} {found}{where} {'are' if len(constant) > 1 else 'is'} "
+            f"constant over {n:,} entities. Leave the term out, or merge the levels that it separates."
         )
     if p > 1:
         _check_independent(centered / norm, names, where)

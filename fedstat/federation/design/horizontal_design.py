@@ -32,9 +32,8 @@ from fedstat.federation.tables.columns import ColumnKind
 from fedstat.typing import Floats, Ints, Vector
 
 GAPS = (
-    "Unknown stretches of a curve can be at most as long as its declaration allows: Curve(..., "
-    "max_gap=0.2), a "
-    "share of its domain."
+    "Unknown stretches of a curve can be at most as long as its declaration allows: Curve(..., max_gap=0.2), "
+    "a share of its domain."
 )
 CANCELED = 1e-13
 """Spread between sites, relative to the sum of squares that it is the rest of, that rounding explains."""

@@ -178,16 +178,14 @@ def agreed_categories(
     if len(levels) > MOST_CATEGORIES:
         raise DesignError(
             f"response {name!r} has {len(levels):,} categories, and a model can have {MOST_CATEGORIES}: it "
-            "looks "
-            "like a measurement. Use a model of numbers, or group it first."
+            "looks like a measurement. Use a model of numbers, or group it first."
         )
     declared = [columns.levels[name].declared for columns in sites.values()]
     agreed = declared[0] is not None and all(order == declared[0] for order in declared)
     if ordered and not agreed and any(isinstance(level, str) for level in levels):
         raise DesignError(
-            f"response {name!r} holds text, whose order is not known: {list_levels(levels)}. Give the "
-            "levels from "
-            "the lowest to the highest, as in levels=['low', 'high'], or let all sites declare the same "
+            f"response {name!r} holds text, whose order is not known: {list_levels(levels)}. Give the levels "
+            "from the lowest to the highest, as in levels=['low', 'high'], or let all sites declare the same "
             "order."
         )
     return levels

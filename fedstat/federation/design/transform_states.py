@@ -334,9 +334,8 @@ def _standard(transform: Transform, n: float, mean: float, spread: float) -> dic
     rest = n - float(str(options["ddof"]))
     if options["scale"] and not (squares > 0.0 and rest > 0.0):
         raise DesignError(
-            f"{transform.text!r}: the column is constant over the complete rows of all sites, or ddof "
-            "leaves no "
-            "rows. Leave the term out."
+            f"{transform.text!r}: the column is constant over the complete rows of all sites, or ddof leaves "
+            "no rows. Leave the term out."
         )
     return {
         "ddof": options["ddof"],

@@ -298,8 +298,7 @@ class Approvals:
                     "approval",
                     self.site,
                     f"keeps at most {MAX_PENDING_PLANS} waiting plans. The owner has to decide about these "
-                    "first: "
-                    "'fedstat site pending FOLDER'",
+                    "first: 'fedstat site pending FOLDER'",
                 )
             self.site_ledger.propose(PlanProposal(digest, subject.client, subject.written, time.time_ns()))
             if self.store is None:
@@ -389,10 +388,8 @@ class FollowedPlan:
             raise self._refusal(
                 approvals,
                 f"requires the owner's approval of every analysis, and no plan has step '{request.step}'. "
-                "The "
-                "methods fit(), search(), evaluate(), score_test() and predict() propose plans; other "
-                "requests "
-                "are refused",
+                "The methods fit(), search(), evaluate(), score_test() and predict() propose plans; other "
+                "requests are refused",
             )
         planned, address = self.plan.find(request), (request.family, request.step)
         if planned is None:

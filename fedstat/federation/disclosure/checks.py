@@ -155,8 +155,7 @@ def check_refusals_left(context: RequestContext) -> None:
             "maximum refusals",
             context.data.name,
             f"has refused {most} requests for reasons that depend on its rows, and answers this client no "
-            "more. "
-            "The owner reads the log and can continue with 'fedstat site answer-again'",
+            "more. The owner reads the log and can continue with 'fedstat site answer-again'",
         )
 
 
@@ -334,9 +333,9 @@ def check_facts_reported(context: RequestContext) -> None:
         if missing:
             reported = ", ".join(sorted(fact.__name__ for fact in missing))
             raise DisclosureError(
-                f"{context.where}: array '{name}' does not leave: {reported} is declared to stand "
-                f"behind it, and "
-                "the step did not tell it. Nothing was released; this is for the author of the family to mend"
+                f"{context.where}: array '{name}' does not leave: {reported} is declared to stand behind it, "
+                "and the step did not tell it. Nothing was released; this is for the author of the family to "
+                "mend"
             )
 
 

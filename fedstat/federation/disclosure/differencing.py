@@ -179,9 +179,7 @@ def check_session_difference(data: SiteData, state: State, place: str, code: Int
                 "minimum count",
                 data.name,
                 f"requires at least {data.min_count} entities behind a sum; these sums and earlier ones of "
-                "this "
-                f"session differ by {apart:.0f}. Use the entities and folds (seed) of the earlier "
-                "fit",
+                f"this session differ by {apart:.0f}. Use the entities and folds (seed) of the earlier fit",
             )
     state.keep(place, [*earlier, code])
 
@@ -311,10 +309,8 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
             "apart",
             data.name,
             f"refuses a masked sum over {len(sites)} sites that, alone or combined with earlier ones, "
-            "reveals a "
-            f"sum over fewer than {least}. Repeat it when all sites of the earlier sums are available, or "
-            "have "
-            "the owner allow it with  apart = 1  in policy.toml",
+            f"reveals a sum over fewer than {least}. Repeat it when all sites of the earlier sums are "
+            "available, or have the owner allow it with  apart = 1  in policy.toml",
         )
     data.site_ledger.spend(this)
 

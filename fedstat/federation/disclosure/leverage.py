@@ -119,8 +119,7 @@ def largest_share_error(data: SiteData, n: int, p: int, share: float) -> PolicyE
         data.name,
         "releases no sum over rows if one row makes up nearly all of "
         f"{'a column' if p == 1 else 'a combination of columns'}: it has {share:.2f} of the squared "
-        f"deviations, and one of {n:,} rows may have {max_row_share(n, p):.2f}. Transform the column, "
-        "for "
+        f"deviations, and one of {n:,} rows may have {max_row_share(n, p):.2f}. Transform the column, for "
         "example with a logarithm, or leave it out; the owner can allow it with  max_share = 1.0  in "
         "policy.toml",
     )

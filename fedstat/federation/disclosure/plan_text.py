@@ -76,9 +76,8 @@ def _together(plan: AnalysisPlan, arrays: Sequence[PlannedArray]) -> str:
         lines.append(f"Only as a sum over {over}, it learns {_amount(masked, 'number')}. {hidden}")
     if shares:
         lines.append(
-            f"Only together with another site, it learns {_amount(shares, 'sum')} of products of columns "
-            f"of both. "
-            "Each site sends random numbers for this, whose sum is the result."
+            f"Only together with another site, it learns {_amount(shares, 'sum')} of products of columns of "
+            "both. Each site sends random numbers for this, whose sum is the result."
         )
     return " ".join(lines) or "Nothing is released as a sum over several sites."
 
@@ -93,8 +92,7 @@ def _rows(site: str, arrays: Sequence[PlannedArray]) -> str:
     hidden = " (as sums over sites)" if all(array.masked for _, array in single) else ""
     return (
         f"Attention: numbers for single records leave {site}{hidden}: {what}, {_amount(single, 'number')}. "
-        f"Several "
-        f"of them for one record can reveal its values.{known}"
+        f"Several of them for one record can reveal its values.{known}"
     )
 
 

@@ -558,15 +558,14 @@ class Policy:
         None,
         "privacy budget",
         ("a Budget or None", lambda value: value is None or isinstance(value, Budget), spends_no_more),
-        "A privacy budget: how much all releases together may ever reveal about the record of one "
-        f"entity, as epsilon and delta of differential privacy. delta is at most {MAX_DELTA:g}, and a tenth "
-        f"of one over the number of records, or {ANY_SIZE_DELTA:g}. With a "
-        "budget, the site releases values that depend on data only with noise, and charges them to the "
-        "budget first. It refuses everything else, except which records exist and which of them lack a value "
-        "in the columns of a synthesis. The ledger keeps the charges, also when this file is changed. "
-        "A repeated request receives the same answer and is free until the table is changed; a "
-        "product with other sites until one of their tables is. 'fedstat site status' shows how much is "
-        "spent.",
+        "A privacy budget: how much all releases together may ever reveal about the record of one entity, as "
+        f"epsilon and delta of differential privacy. delta is at most {MAX_DELTA:g}, and a tenth of one over "
+        f"the number of records, or {ANY_SIZE_DELTA:g}. With a budget, the site releases values that depend "
+        "on data only with noise, and charges them to the budget first. It refuses everything else, except "
+        "which records exist and which of them lack a value in the columns of a synthesis. The ledger keeps "
+        "the charges, also when this file is changed. A repeated request receives the same answer and is "
+        "free until the table is changed; a product with other sites until one of their tables is. 'fedstat "
+        "site status' shows how much is spent.",
         section=True,
         example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
         moot=lambda policy: True,  # only noise is released with a budget; without one the other rules hold

@@ -200,8 +200,7 @@ class NoiseMechanism:
             raise DisclosureError(
                 f"{self.site}, step '{request.step}': array '{wrong[0]}' was not released: it is declared "
                 "noisy, and the step did not report its sensitivity (NoiseRequired). Please report this "
-                "error "
-                "to the author of the family",
+                "error to the author of the family",
             )
         charges = {name: self._charge(request, needed[name], array) for name, array in noisy.items()}
         costs = self.site_ledger.charges.make(
@@ -266,8 +265,7 @@ class NoiseMechanism:
             f"has rho {float(stands.left):.3g} left of {float(Fraction(stands.total)):.3g} (epsilon "
             f"{budget.epsilon:g} at delta {budget.delta:g}), and this {what} costs {float(cost):.3g}. Reduce "
             "the request, or repeat an earlier one: it is free as long as no site's table has changed. The "
-            "owner can allow it "
-            f"with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
+            f"owner can allow it with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 
     def _question(self, request: Request, owed: NoiseRequired) -> str:

@@ -170,8 +170,7 @@ def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterato
             "privacy budget",
             site,
             "allows a step to read rows only if its reply is charged to the budget; that of step "
-            f"'{request.step}' "
-            f"is not. {NO_BUDGET_MESSAGE}",
+            f"'{request.step}' is not. {NO_BUDGET_MESSAGE}",
         )
 
 
@@ -281,9 +280,8 @@ def check_counts(
                 "minimum count",
                 site,
                 f"requires at least {policy.min_count} entities behind array '{name}' of step "
-                f"'{request.step}'; "
-                f"there are {entities}. Leave the site out, or use columns with values for more of its "
-                "entities",
+                f"'{request.step}'; there are {entities}. Leave the site out, or use columns with values for "
+                "more of its entities",
             )
 
 
@@ -310,8 +308,7 @@ def check_per_entity_numbers(
         site,
         f"releases {policy.per_entity} numbers for each entity over all analyses, and has released {before}: "
         f"{before * BITS_PER_NUMBER:,} bits about each entity. As many numbers as there are columns "
-        "determine "
-        f"the rows. The owner can allow more with  {line}  in policy.toml",
+        f"determine the rows. The owner can allow more with  {line}  in policy.toml",
     )
 
 

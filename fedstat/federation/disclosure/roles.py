@@ -85,9 +85,8 @@ class AdmittedRoles:
             raise _refusal(
                 "roles",
                 self.site,
-                f"does not let this person use {', '.join(outside)} in this study. Leave the column out, "
-                f"or ask "
-                "the owner to add it to a role in site.toml",
+                f"does not let this person use {', '.join(outside)} in this study. Leave the column out, or "
+                "ask the owner to add it to a role in site.toml",
             )
 
     @staticmethod
@@ -124,9 +123,8 @@ def admit(
         raise _refusal(
             "studies",
             site,
-            f"has no study '{purpose.study}' of this coordinator. Connect with study= and the name that "
-            f"the owner "
-            "has given to the study in site.toml",
+            f"has no study '{purpose.study}' of this coordinator. Connect with study= and the name that the "
+            "owner has given to the study in site.toml",
         )
     found = {name: role for name, role in roles.items() if role.admits(purpose, family)}
     if roles and not found:
@@ -135,8 +133,7 @@ def admit(
             "roles",
             site,
             f"has no role that lets {who} send requests of family '{family}' in study '{purpose.study}'. "
-            f"Connect "
-            "with person= and study=, or ask the owner for a role in site.toml",
+            "Connect with person= and study=, or ask the owner for a role in site.toml",
         )
     return AdmittedRoles(site, found, bool(roles))
 

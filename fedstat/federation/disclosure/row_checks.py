@@ -140,10 +140,8 @@ def refuse_working_weights(data: SiteData) -> None:
         data,
         "minimum count",
         f"requires at least {data.min_count} rows behind sums at any coefficients; at these, nearly all "
-        "weight "
-        f"is on fewer{_max_share_text(data)}. In a fit, outcomes are then nearly separated, or tails are "
-        "very "
-        "long: leave out the term that separates them, or transform it",
+        f"weight is on fewer{_max_share_text(data)}. In a fit, outcomes are then nearly separated, or tails "
+        "are very long: leave out the term that separates them, or transform it",
     )
 
 
@@ -207,9 +205,8 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
         raise refusal(
             data,
             "minimum count",
-            f"requires at least {policy.min_count} complete rows; there are {fact.n}. Leave the site out, "
-            "or use "
-            "fewer columns with missing values",
+            f"requires at least {policy.min_count} complete rows; there are {fact.n}. Leave the site out, or "
+            "use fewer columns with missing values",
         )
     if fact.parameters > policy.max_parameters * fact.n:
         raise refusal(
@@ -240,11 +237,10 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
             "maximum parameters per row",
             data.name,
             f"requires that no curve of the response has missing or individual points, or {least:,} curves "
-            "do "
-            f"in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; "
-            f"there are {fact.n:,}. Curve(..., max_gap=0.1) leaves out longer gaps and fills the others; or "
-            "use fewer knots, or put the response on one grid; the owner can allow it with  "
-            "max_share = 1.0  in policy.toml",
+            f"do in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; there "
+            f"are {fact.n:,}. Curve(..., max_gap=0.1) leaves out longer gaps and fills the others; or use "
+            "fewer knots, or put the response on one grid; the owner can allow it with  max_share = 1.0  in "
+            "policy.toml",
         )
 
 
@@ -308,8 +304,7 @@ def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> 
         raise PolicyError(
             f"{data.name}: column '{column}' has levels that the fit does not know in {sum(counts):,} rows; "
             "the policy (minimum rows per level) does not release the name of a level with fewer than "
-            f"{least} "
-            "rows. Merge them with known levels, or leave their rows out",
+            f"{least} rows. Merge them with known levels, or leave their rows out",
             rule="minimum rows per level",
             site=data.name,
         )
@@ -363,9 +358,8 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
             "rows behind a product",
             data.name,
             f"requires no rows or at least {fact.least} rows (min_level_count) behind the product of every "
-            "column "
-            f"here with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, or "
-            "leave one of the two terms out",
+            f"column here with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, "
+            "or leave one of the two terms out",
         )
 
 
@@ -439,8 +433,7 @@ def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEn
             data,
             "minimum count",
             f"requires at least {data.min_count} entities behind a sum, and {fact.n} of the entities are in "
-            "no "
-            "pattern: leave them out from the start",
+            "no pattern: leave them out from the start",
         )
 
 
@@ -551,8 +544,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             "rows behind a product",
             data.name,
             f"requires none or at least {policy.min_level_count} clusters of two rows or more in which a "
-            "column "
-            "is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
+            "column is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
         )
     for prefix, entry in entries.items():
         if prefix + entry not in data.site_ledger.spent:
@@ -636,8 +628,7 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
             "alignment",
             data.name,
             f"requires the owner's consent to an alignment, and there is none for {', '.join(lacking)}. The "
-            "owner "
-            f"consents to one alignment with 'fedstat site consent FOLDER {' '.join(lacking)}'",
+            f"owner consents to one alignment with 'fedstat site consent FOLDER {' '.join(lacking)}'",
         )
     # Before the keys leave: an attempt that fails has revealed at least lengths of lists, and needs another
     # one.
@@ -663,7 +654,6 @@ def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) ->
             "maximum keys",
             data.name,
             f"accepts lists of at most {most:,} keys, and this one has {fact.length:,}: a long list can "
-            "contain "
-            "guesses of its keys. Leave out keys that are not part of the study, or have the owner "
+            "contain guesses of its keys. Leave out keys that are not part of the study, or have the owner "
             "set max_keys",
         )

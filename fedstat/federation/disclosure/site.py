@@ -100,9 +100,8 @@ def load_families() -> None:
 
 
 FOREIGN_SESSION = (
-    "another coordinator, person or study began this session. Make the model again with from_formula, and "
-    "do not "
-    "change person, study or purpose of a partition"
+    "another coordinator, person or study began this session. Make the model again with from_formula, and do "
+    "not change person, study or purpose of a partition"
 )
 
 
@@ -127,8 +126,7 @@ def check_declarations(where: str, step: Step) -> None:
         if declared.kind in COUNTED and not declared.behind:
             raise DisclosureError(
                 f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it. Name "
-                "them "
-                "with behind=(...), from fedstat.federation.disclosure.facts: Entities at least"
+                "them with behind=(...), from fedstat.federation.disclosure.facts: Entities at least"
             )
         unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
         if unknown:
@@ -138,16 +136,14 @@ def check_declarations(where: str, step: Step) -> None:
         if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
             raise DisclosureError(
                 f"{where}: array '{name}' is of kind '{declared.kind}', which is released under a budget "
-                "only "
-                f"with noise; only {' and '.join(UNCHARGED_KINDS)} can be unpaid"
+                f"only with noise; only {' and '.join(UNCHARGED_KINDS)} can be unpaid"
             )
         accounted = NoiseRequired in declared.behind or RepeatedRelease in declared.behind
         noise = accounted, declared.dtype == "int64"
         if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
             raise DisclosureError(
                 f"{where}: array '{name}' of kind '{declared.kind}' lacks the declarations for noise: "
-                "noisy=True, "
-                "dtype='int64', and NoiseRequired in behind=(...)"
+                "noisy=True, dtype='int64', and NoiseRequired in behind=(...)"
             )
     for name, declared in step.takes.items():
         if declared.kind == "per entity" and declared.weighs is None:
@@ -508,8 +504,7 @@ class Site:
         if request.step not in steps:
             raise MessageError(
                 f"{self.name}: family '{request.family}' has no step '{request.step}'; it has "
-                f"{sorted(steps)} "
-                f"({RUNS})"
+                f"{sorted(steps)} ({RUNS})"
             )
         step = steps[request.step]
         if request.text and step.text_in is None:

@@ -64,10 +64,9 @@ def masked_sums_reveal(planned: Sequence[ExpectedArray], n_masked: int) -> Itera
         )
     if each:
         yield (
-            f"receives sums over {n_masked} sites entity by entity, in every round: "
-            f"{_array_meanings(each)}. Masks hide a site's part of one round. About as many rounds as there "
-            "are columns reveal the rows of all sites. If only one site has a record of an entity, the sum "
-            "is that site's part."
+            f"receives sums over {n_masked} sites entity by entity, in every round: {_array_meanings(each)}. "
+            "Masks hide a site's part of one round. About as many rounds as there are columns reveal the "
+            "rows of all sites. If only one site has a record of an entity, the sum is that site's part."
         )
 
 

@@ -248,8 +248,7 @@ def _selected_sites(federation: FederationDescription, without: Sequence[str]) -
     if not request:
         raise PartitionError(
             f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat "
-            "federation join "
-            f"{federation.folder} CARD'"
+            f"federation join {federation.folder} CARD'"
         )
     return request
 

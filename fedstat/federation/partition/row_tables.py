@@ -148,9 +148,8 @@ def row_problems(
     common = common_columns(columns.values())
     if not common and all(columns.values()):
         yield (
-            "no column is at every site. In the horizontal layout all tables hold the same columns: "
-            "check that they are spelled alike, or link different columns by on=... in the vertical "
-            "layout."
+            "no column is at every site. In the horizontal layout all tables hold the same columns: check "
+            "that they are spelled alike, or link different columns by on=... in the vertical layout."
         )
     for name in (*key, *common):
         having = {site: table for site, table in tables.items() if _has_column(table, name)}

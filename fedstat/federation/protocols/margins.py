@@ -112,9 +112,8 @@ def _published(data: SiteData, request: BinsRequest) -> PublishedColumn:
         )
     if column.kind == "category" and request.edges:
         raise DescriptionError(
-            f"{data.name}: column '{request.column}' is published as a category, and is counted by "
-            f"its levels: "
-            "ask without edges"
+            f"{data.name}: column '{request.column}' is published as a category, and is counted by its "
+            "levels: ask without edges"
         )
     if not column.levels and not request.edges:
         raise DescriptionError(

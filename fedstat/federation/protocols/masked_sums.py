@@ -99,8 +99,7 @@ def masked_groups(requests: Sequence[Request], sites: Sequence[str]) -> list[lis
             request = requests[group[0]]
             raise MessageError(
                 f"step '{request.step}' of family '{request.family}' is asked of "
-                f"{[requests[i].site for i in group]}; a "
-                f"masked sum needs all of {list(sites)}"
+                f"{[requests[i].site for i in group]}; a masked sum needs all of {list(sites)}"
             )
     return groups
 

@@ -219,7 +219,6 @@ def version_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
     if others:
         reported = ", ".join(f"{version} at {site}" for site, version in others.items())
         yield (
-            f"fedstat is {VERSION} here, and {reported}. They understand each other, but numbers "
-            f"may differ in "
-            "their last digits, and an earlier version may lack what a model asks: install one version"
+            f"fedstat is {VERSION} here, and {reported}. They understand each other, but numbers may differ "
+            "in their last digits, and an earlier version may lack what a model asks: install one version"
         )

@@ -165,14 +165,13 @@ class Bucket:
                 raise FileNotFoundError(key) from error
             raise EngineError(
                 f"'{BUCKET}{self.name}/{key}' cannot be used ({code}). Check the bucket's name and the "
-                f"permissions "
-                "of these credentials: list, get and put, and delete for objects that are put aside"
+                "permissions of these credentials: list, get and put, and delete for objects that are put "
+                "aside"
             ) from error
         except BotoCoreError as error:
             raise EngineError(
                 f"the object store of '{BUCKET}{self.name}' cannot be reached ({type(error).__name__}). "
-                f"Check "
-                "network, credentials and AWS_ENDPOINT_URL"
+                "Check network, credentials and AWS_ENDPOINT_URL"
             ) from error
 
 

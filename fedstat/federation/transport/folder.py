@@ -83,8 +83,7 @@ class FolderTransport:
             remedy = shared_folder_hint(path, error)
             raise EngineError(
                 f"'{path.parent}' cannot be written ({error.strerror}). Free disk space, correct its "
-                f"permissions, or "
-                f"reconnect the share{remedy}"
+                f"permissions, or reconnect the share{remedy}"
             ) from error
 
 
@@ -107,9 +106,8 @@ class _FolderWait:
             if time.monotonic() > until:
                 request = self.part.request(self.number)
                 raise EngineError(
-                    f"'{self.site}' did not answer within {self.transport.timeout:g} s; "
-                    f"'{request.name}' waits for "
-                    f"it in '{request.parent}'. Is 'fedstat site serve' running there?"
+                    f"'{self.site}' did not answer within {self.transport.timeout:g} s; '{request.name}' "
+                    f"waits for it in '{request.parent}'. Is 'fedstat site serve' running there?"
                     + "".join(f" {said}" for said in self._said.values())
                 )
             pace.rest()

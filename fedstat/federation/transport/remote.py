@@ -306,10 +306,9 @@ class RemoteEngine(RoundEngine):
         there = self.installed.get(request.site)
         if there is not None and request.family not in there.families:
             raise MessageError(
-                f"{request.site}: its fedstat {there.version} has no family '{request.family}', "
-                f"which this model "
-                f"needs; it has {', '.join(there.families)}. This process has {RUNS}: install it at the "
-                "site as well, and restart the site's service"
+                f"{request.site}: its fedstat {there.version} has no family '{request.family}', which this "
+                f"model needs; it has {', '.join(there.families)}. This process has {RUNS}: install it at "
+                "the site as well, and restart the site's service"
             )
 
     def _answers(

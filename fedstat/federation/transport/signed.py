@@ -82,9 +82,8 @@ class SignedSite:
         self._word = LiveConfig(folder, report)
         if not self.description.coordinators:
             raise PartitionError(
-                f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. "
-                f"Write the fingerprint "
-                "of its key under 'coordinator', or use fedstat site pin"
+                f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. Write "
+                "the fingerprint of its key under 'coordinator', or use fedstat site pin"
             )
         if name not in ("", self.site.name):
             raise PartitionError(

@@ -49,9 +49,8 @@ from fedstat.models.vertical.model import VerticalModel
 
 INTERPOLATED = (
     "some curves of the response '{response}' lack points: single points are interpolated linearly between "
-    "their "
-    "neighbors, and curves with a longer gap are left out. Curve(..., max_gap=0) leaves out all of these "
-    "curves"
+    "their neighbors, and curves with a longer gap are left out. Curve(..., max_gap=0) leaves out all of "
+    "these curves"
 )
 
 

@@ -156,8 +156,7 @@ class CategoryNewton(LikelihoodNewton):
         if empty := [str(level) for level, n in zip(categories, counts[0], strict=True) if n <= 0.0]:
             raise EstimationError(
                 f"no complete row of any site has the category {', '.join(map(repr, empty))} of the "
-                "response. "
-                "Leave it out of the levels, or merge it with another"
+                "response. Leave it out of the levels, or merge it with another"
             )
         M = coefficient_map(len(categories), len(design.names), self.request.proportional)
         point = Point(design, M, [str(level) for level in categories])

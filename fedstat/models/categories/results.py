@@ -572,9 +572,8 @@ class CategoryResults(SiteFitsResults):
         if least < FEW_ROWS:
             yield Note(
                 "rare_category",
-                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With "
-                "fewer than "
-                f"{FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
+                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With fewer "
+                f"than {FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
         if fit.clustering is not None:
@@ -834,9 +833,8 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
     def _assumptions(self) -> Iterator[Note]:
         yield Note(
             "reference",
-            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities "
-            "of two "
-            "categories is assumed not to depend on the others.",
+            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities of "
+            "two categories is assumed not to depend on the others.",
         )
 
 

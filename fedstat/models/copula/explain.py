@@ -82,11 +82,9 @@ def large_noise(plan: NoisePlan, cross: float, n: int, epsilon: float, delta: fl
     elif cross > LARGE:
         factor = cross / LARGE
         yield (
-            f"Noise on correlations is about {cross:.2g}, above {LARGE}: few will be distinguishable "
-            f"from 0. About "
-            f"{math.ceil(n * factor):,} entities would suffice at epsilon {epsilon:g}, or an epsilon of "
-            f"about "
-            f"{_enough(plan, factor, delta):.2g} at {n:,} entities. Fewer columns need less."
+            f"Noise on correlations is about {cross:.2g}, above {LARGE}: few will be distinguishable from 0. "
+            f"About {math.ceil(n * factor):,} entities would suffice at epsilon {epsilon:g}, or an epsilon "
+            f"of about {_enough(plan, factor, delta):.2g} at {n:,} entities. Fewer columns need less."
         )
 
 
@@ -150,11 +148,9 @@ def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     )
     parts = ", ".join(f"{site} {epsilon_of_zcdp(plan.site_cost(site), delta):.3g}" for site in plan.columns)
     yield (
-        "The part of a record at one site against the coordinator and all other sites "
-        f"together, which is the charge to the site's budget: {parts}. This assumes that the dealer of "
-        f"the random numbers "
-        "of a product does not reveal them to one of its two sites, which could then compute the "
-        "other's columns."
+        "The part of a record at one site against the coordinator and all other sites together, which is the "
+        f"charge to the site's budget: {parts}. This assumes that the dealer of the random numbers of a "
+        "product does not reveal them to one of its two sites, which could then compute the other's columns."
     )
     fewer = [joined_cost(plan, joined) for joined in range(min(len(plan.columns) - 1, MOST_JOINED))]
     reported = [f"epsilon {epsilon_of_zcdp(rho, delta):.3g} (rho {float(rho):.2g})" for rho in fewer]

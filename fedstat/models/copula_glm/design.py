@@ -378,9 +378,8 @@ def _columns_of(
         case _:
             raise ModelError(
                 f"the term {text!r} has no score that a budgeted release contains: a term is {TAKEN}, or "
-                "C(x) of a column whose bounds list levels. Products, splines, polynomials and "
-                "standardized columns need moments of the rows that are not released; compute the column "
-                "at its site"
+                "C(x) of a column whose bounds list levels. Products, splines, polynomials and standardized "
+                "columns need moments of the rows that are not released; compute the column at its site"
             )
 
 
@@ -422,8 +421,7 @@ def check_response(formula: Formula, family: str, described: Described) -> None:
     if family == "Binomial" and len(column.levels) != 2:
         raise ModelError(
             f"response '{formula.response}': the binomial family needs two levels, the second being the "
-            f"event; "
-            f"write {{{formula.response!r}: [0, 1]}} in its bounds"
+            f"event; write {{{formula.response!r}: [0, 1]}} in its bounds"
         )
     if family == "Gaussian" and (column.range is None or len(column.levels) > 0):
         raise ModelError(f"response '{formula.response}': the normal family needs a range (low, high)")

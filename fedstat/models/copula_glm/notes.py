@@ -141,8 +141,7 @@ def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:
     yield Note(
         "closed_form",
         "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` of "
-        "what the sites added, each to its own share before it left; squares add up. Tests are "
-        "normal.",
+        "what the sites added, each to its own share before it left; squares add up. Tests are normal.",
     )
     yield Note("departing", DEPARTING)
 

@@ -465,9 +465,8 @@ class FederatedOLS(FederatedGLM):
         given = [role for role in ("offset", "exposure") if settings.get(role) is not None]
         if given or formula.offsets:
             raise ModelError(
-                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset; "
-                f"subtract it from "
-                "the response, or use FederatedGLM"
+                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset; subtract it "
+                "from the response, or use FederatedGLM"
             )
         super().__init__(formula, partition, **settings)
 

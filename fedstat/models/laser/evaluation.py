@@ -295,9 +295,8 @@ class SetEvaluation(Report):
         absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
         if absent:
             raise NotAvailableError(
-                f"Shapley values need counts for every set of sites; of {(1 << K) - 1} sets "
-                f"{len(absent)} have too few entities, or of one class only, such as "
-                f"{set_name(absent[0], self.sites)}"
+                f"Shapley values need counts for every set of sites; of {(1 << K) - 1} sets {len(absent)} "
+                f"have too few entities, or of one class only, such as {set_name(absent[0], self.sites)}"
             )
         return pd.Series(shapley_values(worth, K), index=list(self.sites), name="value")
 

@@ -114,9 +114,8 @@ def stage_outcome(
         mean, sd = float(y.mean()), float(y.std())
         if not sd > 0.0:
             raise DesignError(
-                f"{data.name}: response '{request.response}' is constant among the {len(y):,} "
-                f"entities of this "
-                "fit; choose entities with other values"
+                f"{data.name}: response '{request.response}' is constant among the {len(y):,} entities of "
+                "this fit; choose entities with other values"
             )
         state.keep("laser outcome", OutcomeState((y - mean) / sd, (), mean, sd), len(y))
         return {"moments": np.array([mean, sd])}, to_json(OutcomeReply((), ()))

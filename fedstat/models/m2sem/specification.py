@@ -192,8 +192,7 @@ def _of_site(site: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTer
         (own,) = lacking[:1]
         raise ModelError(
             f"adjust: '{site}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: add it to the table of "
-            f"'{site}' under a name of its own, such as '{own}_{site}', or leave '{site}' out of "
-            "adjust="
+            f"'{site}' under a name of its own, such as '{own}_{site}', or leave '{site}' out of adjust="
         )
     (own_terms,) = terms
     return own_terms
@@ -213,9 +212,8 @@ def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, o
     """Require that each site with covariates has columns that they adjust; warn of sites without any."""
     if idle := [site for site in terms if site not in chosen.adjust]:
         raise ModelError(
-            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so covariates there "
-            f"adjust nothing. {HELD_THERE}: add them to the other tables, under names of their "
-            "own"
+            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so covariates there adjust "
+            f"nothing. {HELD_THERE}: add them to the other tables, under names of their own"
         )
     left = [site for site in chosen.columns if site not in chosen.adjust]
     if one_for_all and left:

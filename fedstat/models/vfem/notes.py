@@ -114,10 +114,9 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
         )
     yield Note(
         "residual_sums",
-        "Residuals stayed with the response holder. Each site learned sums of its own columns with "
-        f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit per entity. "
-        "These sums narrow the responses down, and a site that solves them in a small group learns the "
-        "responses.",
+        "Residuals stayed with the response holder. Each site learned sums of its own columns with them, "
+        f"sealed from the coordinator: {', '.join(parts)}. A binary response is one bit per entity. These "
+        "sums narrow the responses down, and a site that solves them in a small group learns the responses.",
     )
     yield from small_patterns(layout.counts, ledger, layout.active)
     if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
@@ -153,9 +152,9 @@ def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note
         yield Note(
             "small_patterns",
             f"The coordinator learned {reported} sums of derivatives by missing pattern, at linear "
-            f"predictors "
-            f"that it knows. {entities:,} entities are in patterns of at most that many entities. If their "
-            "responses are binary, the coordinator can solve for them: treat them as revealed to it.",
+            f"predictors that it knows. {entities:,} entities are in patterns of at most that many entities. "
+            "If their responses are binary, the coordinator can solve for them: treat them as revealed to "
+            "it.",
             "warning",
         )
 
@@ -193,9 +192,8 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     if parts:
         yield Note(
             "exposed",
-            "Masks hide nothing where only one site, apart from a receiver of the sum, has a record: the "
-            "sum is then the linear predictor of that site. Entities exposed in this way: "
-            f"{', '.join(parts)}.",
+            "Masks hide nothing where only one site, apart from a receiver of the sum, has a record: the sum "
+            f"is then the linear predictor of that site. Entities exposed in this way: {', '.join(parts)}.",
             "warning",
         )
     if not hides(len(layout.sites)):
@@ -209,10 +207,9 @@ def secure_product_notes(covariance: PsiCovariance) -> Iterator[Note]:
     yield Note(
         "secure_products",
         "Cross-products between sites come from secure multiplication. No site saw the columns of another, "
-        "provided that all follow the protocol (semi-honest). The dealer of the random numbers for two "
-        f"sites ({covariance.dealers}) must not collude with either of them. If the coordinator colludes "
-        "with one site, both together learn the products of the other site's columns with that site's "
-        "columns.",
+        "provided that all follow the protocol (semi-honest). The dealer of the random numbers for two sites "
+        f"({covariance.dealers}) must not collude with either of them. If the coordinator colludes with one "
+        "site, both together learn the products of the other site's columns with that site's columns.",
     )
     if covariance.left_out:
         yield Note(
@@ -426,10 +423,9 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
     if reported:
         yield Note(
             "residual_sums",
-            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds a "
-            "site learned sums of its own columns with them, by missing pattern, and sent to the "
-            f"coordinator: {', '.join(reported)}. A binary response is one bit per entity. These "
-            f"sums narrow the "
+            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds a site "
+            "learned sums of its own columns with them, by missing pattern, and sent to the coordinator: "
+            f"{', '.join(reported)}. A binary response is one bit per entity. These sums narrow the "
             "responses down, and a site that solves them in a small pattern learns the responses.",
         )
     yield from small_patterns(exchange.moments.n, ledger, layout.active)

@@ -625,9 +625,8 @@ class VFEMGLMResults(
         """
         if self.between == "free" and any(self.counts.n > n for n in self.nobs_by_site):
             raise NotAvailableError(
-                "compare_lr_test: with between='free', columns that are left out predict missing columns, "
-                "so the two likelihoods are not of the same records; use wald_test on the larger "
-                "fit"
+                "compare_lr_test: with between='free', columns that are left out predict missing columns, so "
+                "the two likelihoods are not of the same records; use wald_test on the larger fit"
             )
         return super().compare_lr_test(restricted)
 

@@ -282,9 +282,8 @@ def _complete(
     if _separated(distribution, complete.point) or not complete.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
             f"the {oracle.layout.p} columns have no unpenalized estimate: half the mean deviance is "
-            f"{complete.point.loss:.1e}, the score {complete.violation:.1e}. Leave out adaptive and "
-            f"steps, which "
-            "start from it, or use fewer columns"
+            f"{complete.point.loss:.1e}, the score {complete.violation:.1e}. Leave out adaptive and steps, "
+            "which start from it, or use fewer columns"
         )
     return complete.point
 

@@ -146,8 +146,7 @@ def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: Pl
             last, other = same[0]
             yield (
                 f"{len(same)} other {'analysis' if len(same) == 1 else 'analyses'} of this study {verdict}, "
-                "the "
-                f"last on {plain_time(utc_text(last.when))} ({other.formula})"
+                f"the last on {plain_time(utc_text(last.when))} ({other.formula})"
             )
     if own is None and not found:
         yield "nothing in this study"

@@ -111,9 +111,8 @@ def released_bytes(chain: SessionChain) -> int:
 EXPOSURE_HEAD = ("column", "largest share", "rows", "functions")
 EXPOSURE_NOTES = (
     "The share is the largest part of one row in any combination of the released sums of a column. At a "
-    "share "
-    "of 0.02, one row makes up at most 2 % of such a sum. At 1, some combination equals the value of one "
-    "row.",
+    "share of 0.02, one row makes up at most 2 % of such a sum. At 1, some combination equals the value of "
+    "one row.",
     "It includes functions of single columns over all rows with a value. It does not include products of "
     "different columns, the weights of models, or rows that single analyses excluded.",
     "This is a diagnostic and refuses no request. The rules of policy.toml do.",

@@ -56,8 +56,7 @@ HEADERS: dict[str, str] = {
 }
 CLOSED = (
     "This page is for the person who started it. Open the address that the command 'page' printed. The "
-    "address "
-    "works once, in one browser. For a new one, start the command again."
+    "address works once, in one browser. For a new one, start the command again."
 )
 PageView: TypeAlias = OwnerView | FederationView
 View: TypeAlias = Callable[..., views.PageData]

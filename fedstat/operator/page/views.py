@@ -89,8 +89,7 @@ def _sessions_by_day(chains: Iterable[SessionChain]) -> list[dict[str, Any]]:
         connections = by_use[True]
         summary = (
             f"{len(connections):,} more sessions, which released only names, kinds of columns, counts and "
-            "signed "
-            f"digests: {sum(map(released_bytes, connections)):,} bytes"
+            f"signed digests: {sum(map(released_bytes, connections)):,} bytes"
         )
         days.append(
             {

@@ -223,11 +223,9 @@ def open_analysis(
     if lacking := [site for site in sites if site not in there]:
         analysis.close()
         raise EngineError(
-            f"an analysis is open without {', '.join(lacking)}: these sites stopped or came later. End "
-            f"it with "
-            f"'fedstat federation stop {folder}', and connect again when 'fedstat federation status "
-            f"{folder}' "
-            "shows all sites. To leave out a site for good, use connect(..., without=[...])"
+            f"an analysis is open without {', '.join(lacking)}: these sites stopped or came later. End it "
+            f"with 'fedstat federation stop {folder}', and connect again when 'fedstat federation status "
+            f"{folder}' shows all sites. To leave out a site for good, use connect(..., without=[...])"
         )
     return analysis
 
@@ -294,9 +292,8 @@ def _wait_for_sites(session: Any, sites: Sequence[str], patience: float) -> None
     while missing := sorted(set(sites) - set(_connected(session))):
         if time.monotonic() > until:
             raise EngineError(
-                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running "
-                f"there, and "
-                "is the certificate valid (see 'fedstat site status')? To leave out a site for good, use "
+                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running there, "
+                "and is the certificate valid (see 'fedstat site status')? To leave out a site for good, use "
                 "ClientPartition.connect(..., without=[...])"
             )
         time.sleep(PAUSE)

@@ -256,9 +256,8 @@ def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
         # a site could request the certificate of an analyst, who can submit jobs
         if (reported["name"], reported["cert_type"]) != (participant.name, participant.kind):
             raise SecurityError(
-                f"the request asks for a certificate of '{reported['name']}' as "
-                f"{reported['cert_type']}; expected "
-                f"'{participant.name}' as {participant.kind}. No certificate was issued"
+                f"the request asks for a certificate of '{reported['name']}' as {reported['cert_type']}; "
+                f"expected '{participant.name}' as {participant.kind}. No certificate was issued"
             )
         return signed.read_bytes()
 

@@ -347,10 +347,9 @@ def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
     if exchange.columns and exchange.lost:
         yield Note(
             "merged_patterns",
-            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as "
-            "missing in "
-            f"{plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would lack "
-            "everything are left out.",
+            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as missing "
+            f"in {plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would "
+            "lack everything are left out.",
         )
     elif plan.changes:
         yield Note(

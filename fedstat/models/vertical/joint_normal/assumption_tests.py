@@ -191,9 +191,8 @@ def warn_of_dependence(
     if found is not None and found[1] < REJECTED:
         pair, pvalue = found
         warn(
-            f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated "
-            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, "
-            f"{format_pvalue(pvalue)}); "
+            f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated (largest canonical "
+            f"correlation {pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)}); "
             f"coefficients are biased where blocks are missing. {instead}",
             AssumptionWarning,
         )

@@ -214,8 +214,7 @@ def _complete_rows(
     if products:
         raise NotAvailableError(
             "get_margeff: at='overall': elasticities by a column (eyex, dyex) average its values times a "
-            "function of all other columns; use at='mean', or method='dydx' or 'eydx'; "
-            f"{AVAILABLE_OVER_ROWS}"
+            f"function of all other columns; use at='mean', or method='dydx' or 'eydx'; {AVAILABLE_OVER_ROWS}"
         )
     found = project(factor)
     if not found.complete.any():
