@@ -325,7 +325,7 @@ def check_weights_received(context: RequestContext) -> None:
 
 
 def check_facts_reported(context: RequestContext) -> None:
-    """Require all facts that are declared behind what leaves; a DoorError if the step forgot one."""
+    """Require all facts that are declared behind what leaves; a DisclosureError if the step forgot one."""
     given = context.step.given
     for name in context.reply.released:
         # The state counts entities by itself: none counted are none there are.

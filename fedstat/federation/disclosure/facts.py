@@ -1,7 +1,7 @@
 """Facts that a step reports about a release, which the disclosure checks examine.
 
 A step reports them (:meth:`fedstat.federation.disclosure.state.State.report`) as soon as it knows them, and
-its releases declare which of them are behind each array (``behind=(Entities, RowsUsed)``). The disclosure
+its releases declare which of them are behind each array (``behind=(EntityCount, RowsUsed)``). The disclosure
 checks compare them with the owner's policy (:mod:`fedstat.federation.disclosure.checks`). Facts are stored
 with what a step stores: a step that uses the rows of an earlier step reports its facts as well.
 """
@@ -431,7 +431,7 @@ class ExternalKeyList:
 class ExternalWeights:
     """Weights, (n,) or (n, q), of any sign, that came from outside and with which rows enter sums.
 
-    The door tells this of every array that a step takes and declares as weights.
+    Reported automatically for every input array that is declared as weights.
     """
 
     values: Floats

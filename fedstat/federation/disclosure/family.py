@@ -58,7 +58,7 @@ def step(
 
     Raises
     ------
-    DoorError
+    DisclosureError
         A release does not declare what stands behind it, or the family has a step of this name.
     """
 

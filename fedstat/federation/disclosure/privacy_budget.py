@@ -3,9 +3,9 @@
 A step whose reply depends on rows under a privacy budget declares and reports::
 
     gives={"counts": Declared("noisy aggregate", "...", noisy=True, dtype="int64",
-                              behind=(Entities, NoiseRequired))}
+                              behind=(EntityCount, NoiseRequired))}
 
-    state.report(Entities(n), NoiseRequired("counts", request, squared, variance))
+    state.report(EntityCount(n), NoiseRequired("counts", request, squared, variance))
     return {"counts": counts}                      # without noise
 
 `counts` are integers. Their sensitivity follows from how the step made them, by a function of

@@ -119,14 +119,14 @@ def check_declarations(where: str, step: Step) -> None:
 
     Raises
     ------
-    DoorError
+    DisclosureError
         Names family, step and array.
     """
     for name, declared in step.given.items():
         if declared.kind in COUNTED and not declared.behind:
             raise DisclosureError(
                 f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it. Name "
-                "them with behind=(...), from fedstat.federation.disclosure.facts: Entities at least"
+                "them with behind=(...), from fedstat.federation.disclosure.facts: EntityCount at least"
             )
         unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
         if unknown:
