@@ -151,6 +151,14 @@ def test_a_site_is_no_difference_of_sums_over_other_sites():
     assert _over_sites(fresh, SimpleNamespace(masked_among=("H0", "H1", "H2")))
 
 
+def test_sites_with_a_comma_in_their_name_are_not_other_sites():
+    """Sites "A, B" and "C" are not "A" and "B, C", although the lists of their names read alike."""
+    data = split().sites["H0"]._data
+    assert _over_sites(data, SimpleNamespace(masked_among=("A, B", "C", "D")))
+    assert not _over_sites(data, SimpleNamespace(masked_among=("A", "B, C", "D")))
+    assert _over_sites(data, SimpleNamespace(masked_among=("D", "A, B", "C")))
+
+
 @pytest.mark.parametrize("policy", [None, "strict"])
 def test_ends_that_were_not_examined_with_earlier_ones_are_refused(policy):
     partition = split(policy)

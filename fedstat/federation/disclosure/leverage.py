@@ -12,6 +12,7 @@ fitted value, up to sqrt(1 - h_i), where h_i is the leverage.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -390,7 +391,7 @@ def masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
     """
     if not hides(len(sites)):
         return False
-    this = MASKED_KEY + ", ".join(sorted(sites))
+    this = MASKED_KEY + json.dumps(sorted(sites))
     earlier = {once for once in data.site_ledger.spent if once.startswith(MASKED_KEY)} - {this}
     if earlier:
         return False
