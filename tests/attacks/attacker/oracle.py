@@ -1,0 +1,53 @@
+"""Does a sequence of released sums single out rows, by combinations that an attacker can know?
+
+A released sum over rows is t'1 with terms t, (n,). The sums of a sequence are the columns of T, (n, d). A
+combination c with T c zero outside of a set S of few rows reveals a sum over S. With values of many digits
+such c often exist by chance, but nobody can know them: they change with the values. A c that an attacker can
+know is the same for every table of the same discrete structure. So the columns of many values are drawn
+several times, T of all draws is stacked, and the block of S of the hat matrix then has an eigenvalue of one.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from fedstat.typing import Floats
+
+CERTAIN = 1.0 - 1e-7
+ZERO = 1e-9
+MOST_CANDIDATES = 30
+
+
+class TooFewDrawsError(Exception):
+    """The sums have more dimensions than the draws can tell apart."""
+
+
+def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
+    """Return the smallest sets of fewer than `fewest` rows that the sums single out in all draws alike.
+
+    `draws` are the terms (n, d) of each draw of the columns of many values.
+    """
+    n, M = len(draws[0]), len(draws)
+    stacked = np.vstack(draws)
+    size = np.abs(stacked).max(axis=0, initial=0.0)
+    stacked = stacked[:, size > 0.0] / size[size > 0.0]
+    U, s, _ = np.linalg.svd(stacked, full_matrices=False)
+    U = U[:, s > s.max(initial=0.0) * ZERO]
+    if U.shape[1] >= M * (n - fewest):
+        raise TooFewDrawsError
+    basis = U.reshape(M, n, -1)
+    # A combination that is zero outside of S has at least a share of 1 / |S| in one row of S.
+    share = np.array([np.linalg.eigvalsh(basis[:, i] @ basis[:, i].T)[-1] for i in range(n)])
+    rows = np.flatnonzero(share > 1.0 / (fewest - 1) - 1e-6)
+    rows = rows[np.argsort(-share[rows])][:MOST_CANDIDATES]
+    found: list[tuple[int, ...]] = []
+    for count in range(1, fewest):
+        for S in combinations(sorted(rows.tolist()), count):
+            if any(set(one) <= set(S) for one in found):
+                continue
+            block = basis[:, list(S)].reshape(M * count, -1)
+            if np.linalg.eigvalsh(block @ block.T)[-1] > CERTAIN:
+                found.append(S)
+    return found
