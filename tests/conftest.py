@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
-EVERY_DAY = "not slow and not benchmark and not vignette"
+EVERY_DAY = "not slow and not benchmark and not vignette and not example"
 """Default selection of tests, as in pyproject.toml."""
 
 matplotlib.use("Agg")

@@ -125,20 +125,24 @@ def test_public_modules_are_documented():
             assert value.__doc__, name
 
 
-@pytest.mark.parametrize("name, value", list(documented()), ids=lambda v: v if isinstance(v, str) else "")
-def test_docstrings_are_numpydoc(name, value):
+def faults_of_docstring(value):
     lines = (inspect.getdoc(value) or "").splitlines()
-    assert lines, f"{name} has no docstring"
-    assert lines[0].endswith("."), f"{name}: the first line is one sentence"
-    if arguments(value):
-        found = sections(value) | sections(constructed_by(value))
-        assert found & {"Parameters", "Attributes"}, f"{name}: its arguments are not documented"
+    if not lines:
+        yield "no docstring"
+    elif not lines[0].endswith("."):
+        yield "the first line is not one sentence"
+    found = sections(value) | sections(constructed_by(value))
+    if arguments(value) and not found & {"Parameters", "Attributes"}:
+        yield "its arguments are not documented"
 
 
-@pytest.mark.parametrize("name, value", list(documented()), ids=lambda v: v if isinstance(v, str) else "")
-def test_help_shows_arguments_in_full(name, value):
+def test_docstrings_are_numpydoc():
+    assert not [f"{name}: {fault}" for name, value in documented() for fault in faults_of_docstring(value)]
+
+
+def test_help_shows_arguments_in_full():
     """Descriptions from elsewhere are filled in, by :func:`fedstat.docstrings.inherits_params`."""
-    assert not REFERENCE.search(inspect.getdoc(value) or ""), name
+    assert not [name for name, value in documented() if REFERENCE.search(inspect.getdoc(value) or "")]
 
 
 def test_settings_that_are_passed_on_are_shown():
