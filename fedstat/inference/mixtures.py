@@ -89,7 +89,7 @@ LEAST_EIGENVALUE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModalSums:
+class SumsByMostLikelyCluster:
     """An outside variable of C components by most likely cluster: entities (K,), means (K, C) among them.
 
     For a categorical variable, components are indicators of its levels. `products` (K, C, C) are sums of
@@ -101,7 +101,7 @@ class ModalSums:
     products: Floats
 
 
-def weigh_by_cluster(errors: Floats, sums: ModalSums) -> tuple[Floats, Floats]:
+def weigh_by_cluster(errors: Floats, sums: SumsByMostLikelyCluster) -> tuple[Floats, Floats]:
     """Means (K, C) by cluster, and their robust covariance (K C, K C), cluster by cluster.
 
     Each mean solves ``sum_i w_ik (y_i - m_k) = 0``; the sandwich treats the weights as known. Raises
@@ -170,7 +170,7 @@ class OutsideResults(Report):
         site: str,
         levels: Sequence[str],
         errors: Floats,
-        sums: ModalSums,
+        sums: SumsByMostLikelyCluster,
         alpha: float = 0.05,
     ) -> None:
         check_alpha(alpha, "outside")

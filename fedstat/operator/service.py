@@ -219,15 +219,15 @@ class Service:
     _beaten: float = 0.0
     _measured: float = -EVERY
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Answer the waiting requests of all studies, under the current files of the owner."""
         busy = False
         try:
-            if self.site.heed():
+            if self.site.reload_if_changed():
                 self.open()
             since = time.monotonic()
             for inbox in self._inboxes:
-                busy |= inbox.look(self.site)
+                busy |= inbox.poll(self.site)
             self.busy += (time.monotonic() - since) * busy
         except ClosedError:  # the log has the reason, and waiting requests are answered later
             for inbox in self._inboxes:
@@ -287,7 +287,7 @@ def run_services(services: Sequence[Service], poll: float) -> None:
         service.open()
     pace = Backoff(poll)
     while not (sum(service.stop() for service in services) or stopping):
-        pace.rest(sum(service.look() for service in services) > 0)
+        pace.rest(sum(service.poll() for service in services) > 0)
 
 
 def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:

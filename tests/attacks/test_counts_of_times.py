@@ -166,7 +166,7 @@ def test_ends_that_were_not_examined_with_earlier_ones_are_refused(policy):
     own = PEOPLE[(PEOPLE["hospital"] == "H0") & (PEOPLE["arm"] == "a") & (PEOPLE["died"] == 1)]
     lone = np.sort(own["months"])[:1]
     data = partition.sites["H0"]._data
-    (entry,) = [one for one in data.site_ledger.spent if one.startswith(ENDS_KEY)]
+    (entry,) = [one for one in data.site_ledger.one_time_events if one.startswith(ENDS_KEY)]
     counted = json.loads(entry.removeprefix(ENDS_KEY))
     opened = SimpleNamespace(
         time_columns=("months",),

@@ -104,7 +104,7 @@ def test_lists_are_remembered_beyond_the_process():
     model = fs.GLORE.from_formula("y ~ x", hospitals(apart=2))
     moments(model, NAMES)
     for site in model.partition.sites.values():
-        lists = {one for one in site.site_ledger.spent if one.startswith("masked sums")}
+        lists = {one for one in site.site_ledger.one_time_events if one.startswith("masked sums")}
         assert lists == {"masked sums over " + json.dumps(list(NAMES))}
 
 

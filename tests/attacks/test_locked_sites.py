@@ -106,11 +106,11 @@ def test_served_sites_answer_after_a_table_and_a_restart(tmp_path):
 def test_sums_of_functions_count_only_if_they_were_sent():
     """A fit that is refused after its columns were counted has used up nothing."""
     p = partition(3, max_column_sums=0.1)
-    spent = {name: set(site.site_ledger.spent) for name, site in p.sites.items()}
+    spent = {name: set(site.site_ledger.one_time_events) for name, site in p.sites.items()}
     with pytest.raises(PolicyError):
         fs.FederatedOLS.from_formula("y ~ ward:sex:age + C(age)", p).fit()
     for name, site in p.sites.items():
-        new = site.site_ledger.spent - spent[name]
+        new = site.site_ledger.one_time_events - spent[name]
         assert not [one for one in new if one.startswith("sums of one column")]
 
 

@@ -132,6 +132,6 @@ def test_functions_of_an_offset_count_as_functions_of_its_column():
         except PolicyError:
             continue
         found += len(both) // 2
-    ledger = where.sites["A"].site_ledger.spent
+    ledger = where.sites["A"].site_ledger.one_time_events
     spent = [one for one in ledger if one.startswith("sums of one column p\n")]
     assert found and sum(len(one.split("\n")) - 1 for one in spent) <= 5

@@ -23,7 +23,7 @@ from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.tables.table import FrameTable
-from fedstat.models.copula.audited_releases import KnownNoiseSite
+from fedstat.models.copula.audited_releases import NoiseRevealingMechanism
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.request import PatternRequest, PatternSumsRequest
 
@@ -107,7 +107,7 @@ def test_other_columns_never_get_the_noise_of_a_release():
     """B colludes, and removes its own noise: with the same noise of A, a difference would be exact."""
     to = Sessions()
     own = to.sites["B"]._noise
-    to.sites["B"]._noise = KnownNoiseSite(own.site, own.policy, own.site_ledger, own.table, own.keys)
+    to.sites["B"]._noise = NoiseRevealingMechanism(own.site, own.policy, own.site_ledger, own.table, own.keys)
     first = to.release()
     other = FRAME[["b"]].copy()
     other.loc[0, "b"] = (other.loc[0, "b"] + 1) % 3

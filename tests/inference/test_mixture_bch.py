@@ -7,8 +7,8 @@ from sklearn.mixture import GaussianMixture
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.mixtures import (
-    ModalSums,
     OutsideResults,
+    SumsByMostLikelyCluster,
     classification_errors,
     classification_table,
     integrated_criterion,
@@ -32,7 +32,7 @@ def sums_of(Y, r):
     """Sums by most likely cluster, sent by the holder of an outside variable Y (n, C)."""
     modal = r.argmax(axis=1)
     parts = [Y[modal == k] for k in range(r.shape[1])]
-    return ModalSums(
+    return SumsByMostLikelyCluster(
         np.array([float(len(part)) for part in parts]),
         np.array([part.mean(axis=0) for part in parts]),
         np.array([(part - part.mean(axis=0)).T @ (part - part.mean(axis=0)) for part in parts]),
@@ -113,7 +113,7 @@ def test_where_clusters_are_certain_they_are_plain_means():
 
 def test_clusters_that_nobody_is_in():
     r = np.tile([0.6, 0.4], (50, 1))
-    sums = ModalSums(np.array([50.0, 0.0]), np.zeros((2, 1)), np.zeros((2, 1, 1)))
+    sums = SumsByMostLikelyCluster(np.array([50.0, 0.0]), np.zeros((2, 1)), np.zeros((2, 1, 1)))
     with pytest.raises(EstimationError, match="most likely one of no entity"):
         OutsideResults("y", "", (), classification_errors(r), sums)
     with pytest.raises(ModelError, match="alpha"):

@@ -639,13 +639,13 @@ class SiteLedger:
     and `vectors` counts the released numbers per entity. `seen` holds the marks of all contents that the site
     has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
     reveals nothing without the secret. `columns` were used in any session; `entities` is the largest number
-    behind a reply; `refusals` counts those that depended on rows, by analyst; `spent` lists replies that are
-    given once and were given; `decisions` are the owner's newest about plans, by digest, and `proposals` the
-    newest of each plan; `charges` are all to
-    its privacy budget. `disputed` states why the ledger is incomplete, `losses` are the times at which its
-    owner declared the loss of the earlier ledger, with the reasons. The rows were read at the time `as_of`.
-    `recalled` are the rows behind replies of an earlier process. `kept` has noisy arrays that were charged,
-    for repetitions of their request: by keyed digest of the request, by session, by part of a reply.
+    behind a reply; `refusals` counts those that depended on rows, by analyst; `one_time_events` lists replies
+    that are given once and were given; `decisions` are the owner's newest about plans, by digest, and
+    `proposals` the newest of each plan; `charges` are all to its privacy budget. `disputed` states why the
+    ledger is incomplete, `losses` are the times at which its owner declared the loss of the earlier ledger,
+    with the reasons. The rows were read at the time `as_of`. `recalled` are the rows behind replies of an
+    earlier process. `kept` has noisy arrays that were charged, for repetitions of their request: by keyed
+    digest of the request, by session, by part of a reply.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -658,7 +658,7 @@ class SiteLedger:
         self.columns: set[str] = set()
         self.entities = 0
         self.refusals: Counter[str] = Counter()
-        self.spent: set[str] = set()
+        self.one_time_events: set[str] = set()
         self._provisional: list[str] | None = None
         self.decisions: dict[str, PlanDecision] = {}
         self.proposals: dict[str, PlanProposal] = {}
@@ -721,7 +721,7 @@ class SiteLedger:
         if self.store is not None and lines:
             self.store.append(lines)
 
-    def note(self, columns: set[str], entities: int) -> None:
+    def record_columns(self, columns: set[str], entities: int) -> None:
         """Note what an answer rested on."""
         if columns <= self.columns and entities <= self.entities:
             return
@@ -733,9 +733,9 @@ class SiteLedger:
         """Keep that something was answered that is answered once."""
         if self._provisional is None:
             self.keep({"spent": once})
-        elif once not in self.spent:
+        elif once not in self.one_time_events:
             self._provisional.append(once)
-        self.spent.add(once)
+        self.one_time_events.add(once)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -745,7 +745,7 @@ class SiteLedger:
         try:
             yield
         except BaseException:
-            self.spent -= set(provisional)
+            self.one_time_events -= set(provisional)
             raise
         finally:
             self._provisional = None
@@ -800,7 +800,7 @@ class SiteLedger:
                 f"{site}: {self.disputed}; nothing is answered until its owner has declared the loss"
             )
 
-    def hold_against(self, site: str, keys: PublicIdentity, earlier: SignedCheckpoint) -> None:
+    def verify_checkpoint(self, site: str, keys: PublicIdentity, earlier: SignedCheckpoint) -> None:
         """Compare the account with a head that the site signed earlier.
 
         SecurityError if the head does not belong to this site; and if the ledger does not contain it, from

@@ -163,9 +163,9 @@ class LedgerReading:
             case "columns":
                 if not all(type(name) is str for name in line["columns"]):
                     raise TypeError("columns")
-                site_ledger.note(set(line["columns"]), line["entities"])
+                site_ledger.record_columns(set(line["columns"]), line["entities"])
             case "spent":
-                site_ledger.spent.add(line["spent"])
+                site_ledger.one_time_events.add(line["spent"])
             case "refused":
                 site_ledger.refusals[line["client"]] = line["refused"]
             case "proposed":

@@ -160,7 +160,7 @@ class NeighborAgreement(KeyAgreement):
         self._committed, self._digests = dict(committed), digests
         return self.announce()
 
-    def meet(
+    def agree_keys(
         self,
         keys: Mapping[str, bytes],
         public: Mapping[str, PublicIdentity],

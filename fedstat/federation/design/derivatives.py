@@ -18,7 +18,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.formula.syntax_tree import SPLINES, Column, Relation, Transform
 from fedstat.federation.design.formula.terms import term_columns, term_text
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import design_matrix
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Bools, Floats
@@ -107,7 +107,7 @@ def direction_of(name: str, X: Floats, D: Floats) -> Direction:
     return Direction(name, A)
 
 
-def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame) -> tuple[Bools, Floats]:
+def code_frame(agreement: RowsSchema, design: RowsDesign, frame: pd.DataFrame) -> tuple[Bools, Floats]:
     """Code rows as the sites coded theirs: which are complete (n,), and the design of these (m, p)."""
     seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if agreement.question.terms:
@@ -120,7 +120,7 @@ def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame
 
 
 def variable_directions(
-    agreement: RowsAgreement, design: RowsDesign, logarithmic: bool = False, binary: Sequence[str] = ()
+    agreement: RowsSchema, design: RowsDesign, logarithmic: bool = False, binary: Sequence[str] = ()
 ) -> list[Direction]:
     """Return how design rows change with each variable, in the order of the formula.
 
@@ -238,7 +238,7 @@ def _known_direction(name: str, X: Floats, D: Floats) -> Direction:
     return direction_of(name, X[known], D[known])
 
 
-def known_limits(agreement: RowsAgreement, design: RowsDesign) -> dict[str, tuple[float, float]]:
+def known_limits(agreement: RowsSchema, design: RowsDesign) -> dict[str, tuple[float, float]]:
     """Return the limits of columns: bounds of their splines, else two deviations about the mean.
 
     They follow from the formula and from moments of the design that the fit has released. Columns of which

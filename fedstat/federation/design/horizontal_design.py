@@ -49,7 +49,7 @@ class SiteRowCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsAgreement:
+class RowsSchema:
     """The agreement before rows are coded: levels and states, without names; sites in partition order.
 
     Until :func:`agree_transforms` the states are assumed.
@@ -102,16 +102,14 @@ def agree_rows(
     *,
     masked: bool = False,
     **settings: Any,
-) -> FitProtocol[RowsAgreement]:
+) -> FitProtocol[RowsSchema]:
     """Agree on levels, see :func:`agree_coding` and its `settings`, and on the state of transforms."""
     found = yield from agree_coding(question, sites, session, **settings)
     # After kinds and levels, so that a problem with a column is reported before its rows are read again.
     return (yield from agree_transforms(found, session, masked=masked))
 
 
-def agree_transforms(
-    agreement: RowsAgreement, session: str, *, masked: bool = False
-) -> FitProtocol[RowsAgreement]:
+def agree_transforms(agreement: RowsSchema, session: str, *, masked: bool = False) -> FitProtocol[RowsSchema]:
     """Agree on the state of transforms; `masked`: from masked sums."""
     sites = [row.site for row in agreement.sites]
     states = agree_states(agreement.question, sites, rows_request(session), added=masked)
@@ -127,7 +125,7 @@ def agree_coding(
     site_column: str = "",
     min_count: int = 5,
     ordered: bool = False,
-) -> FitProtocol[RowsAgreement]:
+) -> FitProtocol[RowsSchema]:
     """Agree on levels, without sums for transforms.
 
     The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
@@ -173,23 +171,21 @@ def agree_coding(
         levels=levels,
         state=plain_state(assumed_states(question)),
     )
-    return RowsAgreement(question, spec, counted)
+    return RowsSchema(question, spec, counted)
 
 
-def open_requests(agreement: RowsAgreement, session: str) -> list[Request]:
+def open_requests(agreement: RowsSchema, session: str) -> list[Request]:
     """Ask every site to code its rows."""
     text = codec.to_json(RowsCoding(agreement.question.to_json(), agreement.spec.to_json()))
     return [rows_request(session)(row.site, "open_rows", text) for row in agreement.sites]
 
 
-def moment_requests(agreement: RowsAgreement, session: str) -> list[Request]:
+def moment_requests(agreement: RowsSchema, session: str) -> list[Request]:
     """Ask every site for the moments of the columns that it opened."""
     return [Request(row.site, FAMILY, "sum_columns", {}, session) for row in agreement.sites]
 
 
-def assemble_design(
-    agreement: RowsAgreement, replies: Sequence[Reply], summed: Sequence[Reply]
-) -> RowsDesign:
+def assemble_design(agreement: RowsSchema, replies: Sequence[Reply], summed: Sequence[Reply]) -> RowsDesign:
     """Combine the replies to :func:`open_requests` and :func:`moment_requests`.
 
     Raises a DesignError for sites that code columns differently, and for a column that is constant over all.

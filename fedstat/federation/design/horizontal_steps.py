@@ -95,13 +95,13 @@ class RowCounts:
     _cells: dict[str, Counter[int]] = field(default_factory=dict)
     columns: NamedColumns | None = None
 
-    def look(self, rows: CompleteRows) -> None:
+    def add_chunk(self, rows: CompleteRows) -> None:
         """Enter which rows of a chunk are used, before they are coded."""
         self._used.append(rows.complete)
         self._events.append(rows.complete.copy())
         self.n += len(rows.frame)
 
-    def add(self, rows: CompleteRows, coded: CodedColumns) -> None:
+    def add_coded(self, rows: CompleteRows, coded: CodedColumns) -> None:
         """Enter the coded rows of the chunk looked at last."""
         X, self.names, self.term_names = coded.X, coded.names, coded.term_names
         self.columns = NamedColumns(coded.names, coded.term_names, coded.effects, coded.fixed)
@@ -516,7 +516,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         listed |= {question.response_columns[0]: question.categories}
     found, n, n_rows, used = keep_result(data.table, text, partial(_survey, data, question, terms))
     survey = replace(found, declared=dict(found.declared), listed=listed)
-    state.rest_on(n)
+    state.count_entities(n)
     behind = RowsUsed(used)
     if n:  # too few rows are called so, and no difference
         state.report(RowCount(n))
@@ -643,14 +643,14 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     state.report(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
     tally = RowCounts(data, question)
     for chunk, rows in enumerate(find_complete_rows(data, question)):
-        tally.look(rows)
+        tally.add_chunk(rows)
         if len(rows.frame):
             levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
             state.report(*levels)
             code = partial(design_matrix, rows.frame, question, spec, data.name)
             coded = keep_result(data.table, (text, chunk), code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place
-            tally.add(rows, coded)
+            tally.add_coded(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, coded.X) if chunk == 0 else None
     n, mean, spread = tally.report_counts(state)
@@ -665,7 +665,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     own = {question.response_columns[0]: question.categories} if question.has_categories else {}
     state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))
     state.report(question.column_sums(tally.used))
-    state.play(question.needed)
+    state.use_columns(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
     return {}, codec.to_json(tally.columns)
 

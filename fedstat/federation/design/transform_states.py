@@ -225,7 +225,7 @@ def transform_sums(data: SiteData, state: State, request: TransformRequest) -> d
     state.report(RowCount(int(behind.sum()), count_power_sums(request)))
     state.report(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
     state.report(RowsUsed(behind))
-    state.rest_on(int(behind.sum()))
+    state.count_entities(int(behind.sum()))
     return {"sums": total}
 
 

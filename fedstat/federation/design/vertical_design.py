@@ -243,7 +243,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
         has &= weights > 0.0
         state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
     response = np.where(has, response, np.nan)
-    state.play((*request.columns, *request.extra_columns))
+    state.use_columns((*request.columns, *request.extra_columns))
     state.keep("response", response, int(has.sum()))
     state.keep("response offset", extra.get(request.offset))
     detail = response_cardinality(data, request.response)
@@ -326,7 +326,7 @@ def open_new_block(data: SiteData, state: State, request: CodingRequest) -> tupl
 
 
 def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
-    state.play(block.spec.columns)
+    state.use_columns(block.spec.columns)
     # Means and levels of a column rest on the rows that have it.
     state.keep("block", block, block.fewest, columns=block.X.shape[1])
     spec = block.spec
@@ -388,7 +388,7 @@ def draw_folds(data: SiteData, state: State, request: FoldsRequest, use: Bools) 
         chosen = int(np.lexsort(filled[::-1])[0])
         fold_of[group] = chosen
         filled[:, chosen] += 1.0, sizes[group]
-    state.play((request.column,))
+    state.use_columns((request.column,))
     return {"fold": fold_of[code]}
 
 

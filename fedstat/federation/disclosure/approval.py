@@ -284,7 +284,7 @@ class Approvals:
         """Return the status of a plan; an approval that was used does not count."""
         self.take_up()
         decision = self.site_ledger.decisions.get(digest)
-        if decision is None or decision.name in self.site_ledger.spent:
+        if decision is None or decision.name in self.site_ledger.one_time_events:
             return "pending"
         return decision.verdict
 

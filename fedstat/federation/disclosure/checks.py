@@ -107,7 +107,7 @@ class RequestContext:
         """Note in the ledger what the session is about so far."""
         state, purpose, earlier = self.state, self.request.purpose, self.chain.subject
         requested = {name for fact in state.requested for one in fact.factors for name in one.columns}
-        columns = tuple(sorted(state.in_play | requested))
+        columns = tuple(sorted(state.used_columns | requested))
         state.subject = Subject(
             client=self.client,
             written=self.written,
@@ -262,7 +262,7 @@ def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProble
     if data.policy.reasons == "sent" and data.policy.privacy is None:
         return
     once = OWN_FIT_PROBLEM_KEY + fact.model
-    reason = "" if once in data.site_ledger.spent else f"own fit not shown: {fact.problem}"
+    reason = "" if once in data.site_ledger.one_time_events else f"own fit not shown: {fact.problem}"
     data.site_ledger.spend(once)
     raise AlternativeReply(*fact.instead(UNNAMED_PROBLEM), reason)
 
@@ -300,7 +300,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.ExternalWeights: row_checks.check_external_weights,
     facts.WeightedEstimates: differencing.check_weighted_estimates,
     facts.WorkingWeights: check_working_weights,
-    facts.FittedMeanSums: check_fitted_means,
+    facts.ScoreAndInformation: check_fitted_means,
     facts.ColumnSums: check_column_sums,
     facts.OwnFit: check_own_fit,
     facts.OwnFitProblem: check_own_fit_problem,
@@ -341,7 +341,7 @@ def check_facts_reported(context: RequestContext) -> None:
 
 def check_role_columns(context: RequestContext) -> None:
     """Require a role of this person that has all columns of the session."""
-    context.state.admitted.check_columns(context.state.in_play)
+    context.state.admitted.check_columns(context.state.used_columns)
 
 
 def check_column_limit(context: RequestContext) -> None:
@@ -389,7 +389,7 @@ def check_plan_kept(context: RequestContext) -> None:
     if context.analysis and context.policy.approval == "owner":
         analysis, arrays = context.state.analysis, context.reply.arrays
         n_sites = len(context.sites)
-        analysis.hold(context.data.approvals, context.request, arrays, context.state.in_play, n_sites)
+        analysis.hold(context.data.approvals, context.request, arrays, context.state.used_columns, n_sites)
 
 
 AFTER: tuple[Check, ...] = (

@@ -263,7 +263,7 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
     """
     if data.policy.remember != "all" or fact.least_squares:
         return
-    spent, entries = data.site_ledger.spent, []
+    spent, entries = data.site_ledger.one_time_events, []
     sites = hashlib.sha256(json.dumps(sorted(state.masked_among)).encode()).hexdigest()[:16]
     for place, digest in ((f"{fact.number} {sites}", fact.point), ("settings", fact.settings)):
         entry = f"{DESCENT_KEY}{fact.model} {place} {digest}"
@@ -298,7 +298,11 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
         From the lists alone, which the client has made; names the line of the policy.
     """
     check_mask(data.name, policy, len(sites), len(data.trust.pinned))
-    this, spent, least = MASKED_SUMS_KEY + json.dumps(sorted(sites)), data.site_ledger.spent, policy.apart
+    this, spent, least = (
+        MASKED_SUMS_KEY + json.dumps(sorted(sites)),
+        data.site_ledger.one_time_events,
+        policy.apart,
+    )
     if least <= 1 or this in spent:
         return
     lists = [

@@ -488,7 +488,7 @@ class RowBlock(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedMeanSums:
+class ScoreAndInformation:
     """Columns are multiplied with means, and with weights, of the rows at coefficients from outside.
 
     Parameters

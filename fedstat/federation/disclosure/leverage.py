@@ -23,7 +23,7 @@ from scipy.special import betainccinv
 
 from fedstat.errors import PolicyError
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.disclosure.facts import DesignDirections, FittedMeanSums, RowBlock, SummedColumns
+from fedstat.federation.disclosure.facts import DesignDirections, RowBlock, ScoreAndInformation, SummedColumns
 from fedstat.federation.disclosure.row_checks import (
     MIN_REMAINING_VARIATION,
     check_concentration,
@@ -265,7 +265,7 @@ class ReleasedMeans:
     reach: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, fact: FittedMeanSums, few: int) -> ReleasedMeans:
+    def of(cls, fact: ScoreAndInformation, few: int) -> ReleasedMeans:
         """Return the state before the first reply."""
         step = fact.n // SAMPLE_ROWS
         if step <= 2 * few:
@@ -275,7 +275,7 @@ class ReleasedMeans:
         group = np.repeat(np.arange(few + 1), sizes)
         return cls(fact.rows, (), tuple(samples), group, np.zeros((len(group), 0)))
 
-    def with_point(self, fact: FittedMeanSums, few: int) -> tuple[ReleasedMeans, bool]:
+    def with_point(self, fact: ScoreAndInformation, few: int) -> tuple[ReleasedMeans, bool]:
         """Add a point, and return whether the samples show that no few rows are singled out.
 
         A combination of vectors that is zero in all but a few rows is zero in one of the samples, which have
@@ -330,7 +330,7 @@ class ReleasedMeans:
         return np.concatenate([part_of(part) for parts in self.samples for part in parts])
 
 
-def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> None:
+def check_fitted_means(data: SiteData, state: State, fact: ScoreAndInformation) -> None:
     """Require that means and weights at all coefficients of a session's replies single out no few rows.
 
     A difference of replies, or any other combination, is a sum over few rows if the combination of these
@@ -371,7 +371,7 @@ MASKED_KEY = "sums over groups masked among "
 """Prefix of the ledger entry for the sites among which a site has masked sums over groups."""
 
 
-def _singled_out(fact: FittedMeanSums) -> str:
+def _singled_out(fact: ScoreAndInformation) -> str:
     if fact.groups:
         masks = "mask the sums among at least three sites, and always the same ones, or "
         return (
@@ -392,15 +392,15 @@ def masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
     if not hides(len(sites)):
         return False
     this = MASKED_KEY + json.dumps(sorted(sites))
-    earlier = {once for once in data.site_ledger.spent if once.startswith(MASKED_KEY)} - {this}
+    earlier = {once for once in data.site_ledger.one_time_events if once.startswith(MASKED_KEY)} - {this}
     if earlier:
         return False
-    if this not in data.site_ledger.spent:
+    if this not in data.site_ledger.one_time_events:
         data.site_ledger.spend(this)
     return True
 
 
-def _isolates_few_rows(fact: FittedMeanSums, points: tuple[Any, ...], few: int) -> bool:
+def _isolates_few_rows(fact: ScoreAndInformation, points: tuple[Any, ...], few: int) -> bool:
     """Return whether a combination of columns and vectors is zero in all but a few rows, from all rows."""
 
     def blocks() -> Iterator[Floats]:

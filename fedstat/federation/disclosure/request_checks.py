@@ -396,9 +396,9 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
             'response. The owner can allow it with  evaluation = "any"  in policy.toml',
         )
     this = EVALUATION_KEY + hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest()
-    if this in data.site_ledger.spent:
+    if this in data.site_ledger.one_time_events:
         return
-    if any(once.startswith(EVALUATION_KEY) for once in data.site_ledger.spent):
+    if any(once.startswith(EVALUATION_KEY) for once in data.site_ledger.one_time_events):
         raise DescriptionError.of_rule(
             "evaluation once",
             data.name,

@@ -530,7 +530,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
     if fact.order:
         entries[ORDER_KEY] = json.dumps([*fact.columns, fact.order])
     for prefix, entry in entries.items():
-        before = {once for once in data.site_ledger.spent if once.startswith(prefix)}
+        before = {once for once in data.site_ledger.one_time_events if once.startswith(prefix)}
         if before - {prefix + entry} and policy.remember == "all":
             raise DescriptionError.of_rule(
                 "differencing",
@@ -547,7 +547,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             "column is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
         )
     for prefix, entry in entries.items():
-        if prefix + entry not in data.site_ledger.spent:
+        if prefix + entry not in data.site_ledger.one_time_events:
             data.site_ledger.spend(prefix + entry)
 
 
@@ -621,7 +621,9 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
         return
     given = {site: f"alignment with {site}, {data.trust.consents.get(site)}" for site in fact.others}
     lacking = [
-        site for site in given if site not in data.trust.consents or given[site] in data.site_ledger.spent
+        site
+        for site in given
+        if site not in data.trust.consents or given[site] in data.site_ledger.one_time_events
     ]
     if lacking:
         raise ConsentError.of_rule(

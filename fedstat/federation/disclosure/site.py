@@ -466,7 +466,7 @@ class Site:
     def _record(self, context: RequestContext) -> None:
         """Record a release in the ledger, and store the state of the session."""
         request, step, state, data = context.request, context.step, context.state, context.data
-        self.site_ledger.note(state.in_play, state.entities)
+        self.site_ledger.record_columns(state.used_columns, state.entities)
         if data.memory.released is not context.released and self.site_ledger.store is not None:
             self.site_ledger.keep_answered(
                 data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows

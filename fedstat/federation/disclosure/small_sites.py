@@ -180,7 +180,7 @@ def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
 def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, set[str]]:
     """Name the sums of columns that the site has released, in all sessions."""
     found: dict[str, set[str]] = {name: set() for name in columns}
-    for entry in site_ledger.spent:
+    for entry in site_ledger.one_time_events:
         if entry.startswith(COLUMN_SUMS_KEY):
             name, *keys = entry.removeprefix(COLUMN_SUMS_KEY).split("\n")
             if name in found:

@@ -183,7 +183,7 @@ class State:
         self.reported: set[type] = set()
         self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
         self.owed: dict[str, NoiseRequired | RepeatedRelease] = {}  # by array of the present reply
-        self.in_play: set[str] = set()
+        self.used_columns: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
         self.begun: dict[str, bytes] = {}  # common values that all sites received, by their step
         # Not restored after a refusal: every request counts.
@@ -243,7 +243,7 @@ class State:
         for fact in facts:
             self.reported.add(type(fact))
             if isinstance(fact, EntityCount):
-                self.rest_on(fact.n)
+                self.count_entities(fact.n)
             if isinstance(fact, NoiseRequired | RepeatedRelease):
                 self.owed[fact.array] = fact
             if isinstance(fact, FactorsRequested):
@@ -266,15 +266,15 @@ class State:
         self._items, self._counts = dict(earlier._items), dict(earlier._counts)
         self._columns, self._behind = dict(earlier._columns), earlier._behind
         self._facts, self.reported = dict(earlier._facts), set(earlier.reported)
-        self.in_play = set(earlier.in_play)
+        self.used_columns = set(earlier.used_columns)
 
-    def rest_on(self, entities: int) -> None:
+    def count_entities(self, entities: int) -> None:
         """Declare that the reply is computed from at most `entities` entities."""
         self._behind = entities if self._behind is None else min(self._behind, entities)
 
-    def play(self, names: Iterable[str]) -> None:
+    def use_columns(self, names: Iterable[str]) -> None:
         """Declare which columns of the site's table the replies of this session may use."""
-        self.in_play.update(names)
+        self.used_columns.update(names)
 
     def keep(self, name: str, item: Any, entities: int | None = None, columns: int = 0) -> None:
         """Store an item with the number of entities behind it; by default none, for example for a key.
@@ -286,7 +286,7 @@ class State:
         self._columns[name] = columns
         self._facts[name] = frozenset(self.reported)
         if entities is not None:
-            self.rest_on(entities)
+            self.count_entities(entities)
 
     def forget(self, name: str) -> None:
         """Drop items that can be used only once."""
@@ -316,7 +316,7 @@ class State:
         entities = self._counts[name]
         self.reported |= self._facts[name]
         if entities is not None:
-            self.rest_on(entities)
+            self.count_entities(entities)
         return item
 
 

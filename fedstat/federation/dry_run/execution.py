@@ -78,7 +78,7 @@ class DrySite(Site):
         maskers = [state.use("masker", Masker) for state in self.states.values() if "masker" in state]
         return max((len(masker.sites) for masker in maskers), default=0)
 
-    def hear(self, request: Request, intended: Request) -> Reply:
+    def preview(self, request: Request, intended: Request) -> Reply:
         """Answer a request, and record in :attr:`refused` which of the owner's rules refuse the reply.
 
         `intended` is the request as the fit would send it.
@@ -314,7 +314,7 @@ class DryRunEngine:
     def _hear(self, request: Request) -> Reply:
         site = self._sites[request.site]
         try:
-            reply = site.hear(request, self._intended(request))
+            reply = site.preview(request, self._intended(request))
         except PolicyError:
             self._cut_short = request.step
             raise DryRunEnded from None

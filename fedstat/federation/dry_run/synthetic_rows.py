@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_json, to_json
-from fedstat.federation.design.horizontal_design import RowsAgreement
+from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix
 from fedstat.federation.design.transform_states import (
@@ -114,7 +114,7 @@ class SyntheticRows:
     columns of groups of two rows.
     """
 
-    agreement: RowsAgreement
+    agreement: RowsSchema
     distribution: DistributionSpec
     nested: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class SyntheticRows:
         request = from_json(TransformRequest, text, "")
         state.report(RowCount(self._n_rows(data.name), count_power_sums(request)))
         state.reported.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
-        state.rest_on(self._n_rows(data.name))
+        state.count_entities(self._n_rows(data.name))
         return {"sums": assumed_sums(targeted(request))}, ""
 
     def _n_rows(self, site: str) -> int:
@@ -208,7 +208,7 @@ class DrawnRows(OpenRows):
         return True
 
 
-def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
+def open_synthetic_rows(data: SiteData, agreement: RowsSchema, rows: CompleteRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
     coded = coded_names(agreement)
@@ -237,7 +237,7 @@ def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 
-def coded_names(agreement: RowsAgreement) -> NamedColumns:
+def coded_names(agreement: RowsSchema) -> NamedColumns:
     """Names of the design columns without the intercept, and the term of each: no row is needed for that."""
     spec, question = agreement.spec, agreement.question
     empty: dict[str, Any] = {name: pd.Series([], dtype=float) for name in spec.columns}

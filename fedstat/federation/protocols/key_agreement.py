@@ -165,7 +165,7 @@ def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tu
     public = {name: PublicIdentity.from_json(key) for name, key in request.public.items()}
     keys = split_commitments(agreement.sites, request.keys)
     reported = check_rosters(data.name, agreement.session, _rosters(data, state), public, request.announced)
-    return _keep_keys(state, agreement.meet(keys, public, reported))
+    return _keep_keys(state, agreement.agree_keys(keys, public, reported))
 
 
 def keys_of(state: State) -> PairKeys:

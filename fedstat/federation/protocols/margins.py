@@ -86,7 +86,7 @@ def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
     column = _published(data, request)
     levels = () if request.edges else column.levels
     variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(request.rho))
-    state.play([request.column])
+    state.use_columns([request.column])
     state.report(EntityCount(data.table.n_rows))
     # The published levels are part of the request: with other levels it is another request.
     canonical = to_json({"asked": request.column, "edges": request.edges, "levels": levels})

@@ -497,7 +497,7 @@ def share_product(
     name = f"{OPENED}{json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the site's columns do.
-    state.rest_on(held.entities)
+    state.count_entities(held.entities)
     shown = held.read(opened) if noisy else counted(data, state, held, opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
     state.report(*facts)
@@ -528,7 +528,7 @@ def counted(data: SiteData, state: State, held: OpenProduct, opened: Array) -> M
 
 def take_share(state: State, held: OpenProduct, opened: Array) -> Ints:
     """Return this site's share (groups, p, q) of a product that stays here, for what follows from it."""
-    state.rest_on(held.entities)
+    state.count_entities(held.entities)
     share, _ = held.share(held.read(opened))
     state.forget(f"{OPENED}{held.part.number}")
     return share

@@ -44,7 +44,7 @@ def check_ledger_head(
     `earlier` is the site's own signed head, which no other party can make; the reply is empty if the site
     keeps no ledger on disk.
     """
-    data.site_ledger.hold_against(data.name, data.trust.identity.public, earlier)
+    data.site_ledger.verify_checkpoint(data.name, data.trust.identity.public, earlier)
     return {}, "" if data.site_ledger.store is None else to_json(data.site_ledger.store.head)
 
 

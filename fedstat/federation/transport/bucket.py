@@ -280,7 +280,7 @@ class BucketTransport:
         number, question = sign_request(self.identity, site, request)
         wait = _BucketWait(self, site, self.bucket.at(site), number, question)
         # the reply may exist: an interrupted analysis sends the same request again
-        answer = wait.look()
+        answer = wait.poll()
         return wait.wait() if answer is None else answer
 
 
@@ -299,7 +299,7 @@ class _BucketWait:
         """Send the request, and look until the reply is there."""
         pace, until, looks = Backoff(self.transport.poll), time.monotonic() + self.transport.timeout, 0
         self._request()
-        while (answer := self.look(request_again=True)) is None:
+        while (answer := self.poll(request_again=True)) is None:
             looks += 1
             if looks % NOTES_EVERY == 1:
                 self._read_note()
@@ -312,7 +312,7 @@ class _BucketWait:
             pace.rest()
         return answer
 
-    def look(self, request_again: bool = False) -> bytes | None:
+    def poll(self, request_again: bool = False) -> bytes | None:
         """Read the reply; None if absent. An invalid object is put aside, and the request is sent again."""
         key = self.part.reply(self.number)
         found = self.part.bucket.open(key)
@@ -323,10 +323,12 @@ class _BucketWait:
                 with self.part.bucket.named(key):
                     return open_reply(found, self._pinned, self.site, self.number, f"'{key}'")
             except EngineError as error:  # the connection failed; the next look reads it again
-                self._say(str(error))
+                self._write_status(str(error))
                 return None
             except SecurityError as error:
-                self._say(f"The object with the name of its reply was invalid ({error}) and was moved away.")
+                self._write_status(
+                    f"The object with the name of its reply was invalid ({error}) and was moved away."
+                )
         self.part.put_aside(key)
         if request_again:
             self._request()
@@ -350,7 +352,9 @@ class _BucketWait:
                 with self.part.bucket.named(key):
                     note = open_note(found, self._pinned, self.site, self.number, self.question, f"'{key}'")
             except SecurityError as error:
-                self._say(f"The object with the name of its note was invalid ({error}) and was moved away.")
+                self._write_status(
+                    f"The object with the name of its note was invalid ({error}) and was moved away."
+                )
                 self.part.put_aside(key)
                 return
             except EngineError:
@@ -359,9 +363,9 @@ class _BucketWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.transport.identity)
-        self._say("It answers no requests for now; its owner finds the reason in the site's log.")
+        self._write_status("It answers no requests for now; its owner finds the reason in the site's log.")
 
-    def _say(self, said: str) -> None:
+    def _write_status(self, said: str) -> None:
         if said not in self._reported:
             self._reported.add(said)
             warn(f"'{self.site}': {said}", FedstatWarning)
@@ -386,7 +390,7 @@ class BucketInbox:
     _noted: set[str] = field(default_factory=set)
     _notes: int = 0
 
-    def look(self, site: AnsweringSite) -> bool:
+    def poll(self, site: AnsweringSite) -> bool:
         """Answer the open requests; return whether there were any."""
         busy, notes = False, NOTES_AT_ONCE
         try:

@@ -62,7 +62,7 @@ class FolderTransport:
         number, question = sign_request(self.identity, site, request)
         wait = _FolderWait(self, site, SiteMailbox(Path(self.folder, site)), number, question)
         # the reply may exist: an interrupted analysis sends the same request again
-        answer = wait.look()
+        answer = wait.poll()
         if answer is None:
             self._write(wait)
             answer = wait.wait()
@@ -101,7 +101,7 @@ class _FolderWait:
     def wait(self) -> bytes:
         """Look until the reply is there."""
         pace, until = Backoff(self.transport.poll), time.monotonic() + self.transport.timeout
-        while (answer := self.look()) is None:
+        while (answer := self.poll()) is None:
             self._read_note()
             if time.monotonic() > until:
                 request = self.part.request(self.number)
@@ -113,7 +113,7 @@ class _FolderWait:
             pace.rest()
         return answer
 
-    def look(self) -> bytes | None:
+    def poll(self) -> bytes | None:
         """Read the reply; None if it is absent or out of reach for now."""
         for path in (self.part.reply(self.number), self.part.done(self.number)):
             try:
@@ -140,7 +140,7 @@ class _FolderWait:
         if foreign:
             raise error
         where = "it was put aside, and the site will write its reply again" if moved else "remove it"
-        self._say(path.name, f"The file with the name of its reply was invalid ({error}); {where}.")
+        self._write_status(path.name, f"The file with the name of its reply was invalid ({error}); {where}.")
 
     def _is_foreign(self, path: Path) -> bool:
         """Return whether keys other than the pinned ones signed a file."""
@@ -166,9 +166,11 @@ class _FolderWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.transport.identity)
-        self._say("note", "It answers no requests for now; its owner finds the reason in the site's log.")
+        self._write_status(
+            "note", "It answers no requests for now; its owner finds the reason in the site's log."
+        )
 
-    def _say(self, what: str, said: str) -> None:
+    def _write_status(self, what: str, said: str) -> None:
         if what not in self._said:
             self._said[what] = said
             warn(f"'{self.site}': {said}", FedstatWarning)
@@ -195,4 +197,4 @@ def serve_folder(
     )
     pace = Backoff(poll)
     while not stop():
-        pace.rest(inbox.look(served))
+        pace.rest(inbox.poll(served))

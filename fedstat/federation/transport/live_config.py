@@ -170,7 +170,7 @@ class LiveConfig:
         self.site = open_site(self.folder, self.report)
         self._write()
 
-    def heed(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Apply the changes; return whether the pinned coordinator or the place of the requests changed.
 
         Raises

@@ -317,7 +317,7 @@ class Inbox:
     _due: float = 0.0
     _took: float = 0.0
 
-    def look(self, site: AnsweringSite) -> bool:
+    def poll(self, site: AnsweringSite) -> bool:
         """Answer the open requests; return whether there were any."""
         busy, notes = False, NOTES_AT_ONCE
         for number in self._find():

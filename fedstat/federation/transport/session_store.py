@@ -306,7 +306,7 @@ UNFIT = (
     OSError,
 )
 """Errors of a state that end its session, but not the service."""
-KEPT = ("_items", "_counts", "_columns", "_facts", "reported", "in_play", "last", "begun", "analysis")
+KEPT = ("_items", "_counts", "_columns", "_facts", "reported", "used_columns", "last", "begun", "analysis")
 """Contents of a session's state between two requests."""
 Answers: TypeAlias = dict[bytes, BundledReply]
 """Latest replies of a session by the digest of the request."""

@@ -101,16 +101,16 @@ class SignedSite:
         """The owner's current description of it."""
         return self._word.description
 
-    def heed(self) -> bool:
-        """Apply the owner's changes; see :meth:`LiveConfig.heed`."""
+    def reload_if_changed(self) -> bool:
+        """Apply the owner's changes; see :meth:`LiveConfig.reload_if_changed`."""
         with self._lock:
-            return self._heed()
+            return self._reload_if_changed()
 
-    def _heed(self) -> bool:
+    def _reload_if_changed(self) -> bool:
         if self._word.has_failed:
             self._word.open_again()
             self._server = SiteServer(self.site)
-        return self._word.heed()
+        return self._word.reload_if_changed()
 
     def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
         """Answer a request that the coordinator signed for this site; SecurityError for any other.
@@ -118,7 +118,7 @@ class SignedSite:
         ClosedError while the site answers no requests.
         """
         with self._lock:
-            self._heed()
+            self._reload_if_changed()
             answer = answer_signed(self._server, question, self._signer(question, where), where, number)
             self._word.check_written()
             return answer

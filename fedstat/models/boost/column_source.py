@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat.errors import DataWarning, warn
 from fedstat.federation.design.coding import BlockSpec
-from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
+from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.disclosure.policy import Policy
@@ -33,7 +33,7 @@ from fedstat.models.boost.report.record import BlocksBasis
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.vertical.protocol import (
-    AgreedDesign,
+    DesignSchema,
     agree_columns,
     exchange_moments,
     without_response,
@@ -90,7 +90,7 @@ class ColumnSource(MomentSource, VerticalModel):
             lambda one: self.curves[one.of].domain,
             lambda name: published[name].range if name in published else None,
         )
-        self.agreed: AgreedDesign
+        self.agreed: DesignSchema
         super().__init__(self.apart.formula, partition, missing=missing, coordinator=coordinator)
         use = complete_at(self.design.blocks, self.design.n)
         layout = lay_out(self.design, self.design.blocks, use)
@@ -273,7 +273,7 @@ def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str], fewes
 
 def pooled_agreement(
     question: RowsRequest, specs: tuple[BlockSpec, ...], n: int, n_entities: int
-) -> RowsAgreement:
+) -> RowsSchema:
     """Join the sites' codings to that of one table, by which new rows are coded."""
     spec = BlockSpec(
         terms=question.terms,
@@ -282,4 +282,4 @@ def pooled_agreement(
         levels={name: levels for one in specs for name, levels in one.levels.items()},
         state={name: state for one in specs for name, state in one.state.items()},
     )
-    return RowsAgreement(question, spec, (SiteRowCounts("", n_entities, n),))
+    return RowsSchema(question, spec, (SiteRowCounts("", n_entities, n),))

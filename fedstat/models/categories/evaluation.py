@@ -14,7 +14,7 @@ import pandas as pd
 from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts, open_requests
+from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts, open_requests
 from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition
@@ -221,7 +221,7 @@ class CategoryEvaluation(Report):
 
 
 def evaluate_categories(
-    fit: CategoryFit, agreement: RowsAgreement, partition: ClientPartition, own_rows: bool
+    fit: CategoryFit, agreement: RowsSchema, partition: ClientPartition, own_rows: bool
 ) -> tuple[CategoryEvaluation, Ledger]:
     """Evaluate a fit on a partition's rows."""
     check_layout("evaluate()", partition, "horizontal")
@@ -240,7 +240,7 @@ def evaluate_categories(
     return replace(found, own_rows=own_rows), ledger
 
 
-def _evaluation(fit: CategoryFit, agreement: RowsAgreement) -> FitProtocol[CategoryEvaluation]:
+def _evaluation(fit: CategoryFit, agreement: RowsSchema) -> FitProtocol[CategoryEvaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
     text = to_json(replace(fit.request, clusters=()))
     requests = [Request(site, FAMILY, "bin_counts", {"beta": fit.params}, session, text) for site in names]

@@ -16,10 +16,10 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
-    FittedMeanSums,
     ModelEvaluation,
     OwnFit,
     OwnFitProblem,
+    ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
@@ -116,7 +116,7 @@ class SiteCategories:
 
     def facts_at(
         self, B: Floats, sums: CategorySums | None = None, instead: Mapping[str, Array] | None = None
-    ) -> tuple[WorkingWeights | FittedMeanSums, ...]:
+    ) -> tuple[WorkingWeights | ScoreAndInformation, ...]:
         """Declare the weights that rows have in sums at coefficients; without `sums` those of effects."""
         effects = sums is None
         point = (B.tobytes(), effects)
@@ -131,7 +131,7 @@ class SiteCategories:
         return (
             NO_MEANS,  # if weights allow another release only
             WorkingWeights(each, None if sums is None else sums.spread, instead, None if effects else flat),
-            FittedMeanSums(self.opened, self.n, point, self.blocks),
+            ScoreAndInformation(self.opened, self.n, point, self.blocks),
         )
 
     def blocks(self) -> Iterator[CategoryBlock]:

@@ -18,7 +18,13 @@ from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.inference.summary import Note, Report, header_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_choice, check_integer
-from fedstat.models.copula.audited_releases import PARTS, ObservedRelease, Releases, UnmaskedSums, WorstPair
+from fedstat.models.copula.audited_releases import (
+    PARTS,
+    LeastPrivatePair,
+    ObservedRelease,
+    Releases,
+    UnmaskedSums,
+)
 from fedstat.models.copula.correlation import invert_products
 from fedstat.models.copula.model import CopulaSynthesizer
 from fedstat.models.copula.private_release import ROUNDING, PrivateRelease
@@ -250,7 +256,7 @@ class AuditResults(Report):
 # Guessing which record was in the data from a synthetic table alone: a demonstration.
 
 
-def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generator) -> float:
+def agreement(pair: LeastPrivatePair, seen: ObservedRelease, random: np.random.Generator) -> float:
     """Draw a synthetic table, and compare its agreement with the two records, in standard errors.
 
     The statistic is the mean number of columns in which a synthetic row has the bin of the first record,
@@ -404,16 +410,16 @@ def audit(
     )
 
 
-def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
+def _pair_of(model: PrivateRelease, view: str) -> LeastPrivatePair:
     """Plan a release of the model's columns on the number of synthetic entities that its noise needs."""
     rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
     n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
     noise = model._noise_for(n)
-    return WorstPair.of(UnmaskedSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
+    return LeastPrivatePair.of(UnmaskedSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
 
 
-def _noise_of(pair: WorstPair, seen: ObservedRelease, which: int) -> dict[str, Floats]:
+def _noise_of(pair: LeastPrivatePair, seen: ObservedRelease, which: int) -> dict[str, Floats]:
     """Return the noise of a release by its parts, in standard deviations, and the sites that add it."""
     parts = list[tuple[str, set[str], Floats]]()
     for (site, kind), counts in seen.counts.items():

@@ -64,7 +64,7 @@ Sums: TypeAlias = GramPlan | UnmaskedSums
 
 
 @dataclass(frozen=True, eq=False)
-class WorstPair:
+class LeastPrivatePair:
     """Two records as bins of all columns, (2, p), and two further ones.
 
     All other entities are copies of these.
@@ -81,7 +81,7 @@ class WorstPair:
     others: Ints
 
     @classmethod
-    def of(cls, sums: Sums, view: str, n: int) -> WorstPair:
+    def of(cls, sums: Sums, view: str, n: int) -> LeastPrivatePair:
         """Search for the pair by the number of scores whose sign differs, site by site.
 
         Orthogonal parts of rows of full length attain the bound on the products: half of the signs of a part
@@ -98,7 +98,7 @@ class WorstPair:
         return best
 
     @classmethod
-    def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
+    def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> LeastPrivatePair:
         """Change the signs of the first scores of some sites."""
         columns = []
         for site, bins in sums.columns.items():
@@ -231,7 +231,7 @@ PARTS = ("margins", "own products", "products of two", "squares and sums")
 CHARGED_SHORT = 1e-12
 
 
-class KnownNoiseSite(NoiseMechanism):
+class NoiseRevealingMechanism(NoiseMechanism):
     """Replies of a site that reveals its noise to the observer, who can then remove it."""
 
     def add(
@@ -251,7 +251,7 @@ class ColludingSite(Site):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         own = self._noise
-        self._noise = KnownNoiseSite(own.site, own.policy, own.site_ledger, own.table, own.keys)
+        self._noise = NoiseRevealingMechanism(own.site, own.policy, own.site_ledger, own.table, own.keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,7 +266,7 @@ class ObservedRelease:
     counts: Mapping[tuple[str, str], Floats]
     short: tuple[str, ...]
 
-    def log_ratios(self, pair: WorstPair) -> Floats:
+    def log_ratios(self, pair: LeastPrivatePair) -> Floats:
         """Return the log likelihood ratio of the first record to the second, by :data:`PARTS`: (4,).
 
         Margins come first; the distribution of the products is conditional on the released margins.
@@ -296,7 +296,7 @@ def _ratio(found: Floats, expected: Floats, variance: Floats | float) -> float:
 class Releases:
     """Makes releases of either record, each by new sites with new keys and a budget for one release."""
 
-    pair: WorstPair
+    pair: LeastPrivatePair
     policy: Policy
     family: str
 

@@ -137,7 +137,7 @@ def _missing_cells(data: SiteData, state: State, text: str) -> list[Bools]:
 
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
     """Check the requested columns against the site's columns and the owner's permissions."""
-    state.play(names)
+    state.use_columns(names)
     state.report(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:

@@ -170,7 +170,7 @@ KNOTS = 16
 """Number of knots of a spline through mean scores; errors are below 1e-6."""
 
 
-class MeanScore(NamedTuple):
+class ExpectedScores(NamedTuple):
     """Mean score (n,), its derivative by the linear predictor, and by the logarithm of the scale."""
 
     mean: Floats
@@ -238,22 +238,22 @@ class ScoredResponse:
             return float(np.log(max(self.center, 1e-3))), 1.0
         return self.center, self.spread
 
-    def mean(self, eta: Floats, scale: float, power: int = 1) -> MeanScore:
+    def mean(self, eta: Floats, scale: float, power: int = 1) -> ExpectedScores:
         """Mean score, or squared score, at linear predictors."""
         table = self.table**power
         if self.family == "Binomial":
             mu = expit(eta)
             rise = table[1] - table[0]
-            return MeanScore(table[0] + rise * mu, rise * mu * (1.0 - mu), np.zeros_like(eta))
+            return ExpectedScores(table[0] + rise * mu, rise * mu * (1.0 - mu), np.zeros_like(eta))
         if self.family == "Poisson":
             return self._mean_counts(eta, table)
         return self._mean_normal(eta, scale, table[:, None])[0]
 
-    def both_means(self, eta: Floats, scale: float) -> list[MeanScore]:
+    def both_means(self, eta: Floats, scale: float) -> list[ExpectedScores]:
         """Mean score and mean squared score of a normal response at linear predictors."""
         return self._mean_normal(eta, scale, np.column_stack([self.table, self.table**2]))
 
-    def _mean_normal(self, eta: Floats, scale: float, tables: Floats) -> list[MeanScore]:
+    def _mean_normal(self, eta: Floats, scale: float, tables: Floats) -> list[ExpectedScores]:
         """Mean scores by several tables, (k, q): smooth functions of one number, evaluated by a spline."""
         low, high = float(eta.min()) - 0.1 * scale, float(eta.max()) + 0.1 * scale
         knots = (high - low) / scale * KNOTS + 4.0
@@ -261,9 +261,9 @@ class ScoredResponse:
             return self._integrals(eta, scale, tables)
         at = np.linspace(low, high, int(knots))
         exact = self._integrals(at, scale, tables)
-        return [MeanScore(*CubicSpline(at, np.column_stack(one))(eta).T) for one in exact]
+        return [ExpectedScores(*CubicSpline(at, np.column_stack(one))(eta).T) for one in exact]
 
-    def _integrals(self, eta: Floats, scale: float, tables: Floats) -> list[MeanScore]:
+    def _integrals(self, eta: Floats, scale: float, tables: Floats) -> list[ExpectedScores]:
         # By parts: only edges with a change of the score matter.
         rise = np.diff(tables, axis=0)
         here = (rise != 0.0).any(axis=1)
@@ -272,9 +272,9 @@ class ScoredResponse:
         density = np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
         mean, slope = tables[-1] - ndtr(z) @ rise, density @ rise / scale
         by_scale = (density * z) @ rise
-        return [MeanScore(*parts) for parts in zip(mean.T, slope.T, by_scale.T, strict=True)]
+        return [ExpectedScores(*parts) for parts in zip(mean.T, slope.T, by_scale.T, strict=True)]
 
-    def _mean_counts(self, eta: Floats, table: Floats) -> MeanScore:
+    def _mean_counts(self, eta: Floats, table: Floats) -> ExpectedScores:
         mu = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
         scores = table[self._bins_of_counts]
         # Scores are cut: they are constant beyond some count, for any bounds.
@@ -284,7 +284,7 @@ class ScoredResponse:
         # The remainder beyond the last count has its score.
         mean = scores[-1] + density @ (scores - scores[-1])
         slope = mu * (density[:, :-1] @ np.diff(scores))
-        return MeanScore(mean, slope, np.zeros_like(eta))
+        return ExpectedScores(mean, slope, np.zeros_like(eta))
 
     @cached_property
     def _bins_of_counts(self) -> Ints:

@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from fedstat.codec import Minimum
 from fedstat.errors import MessageError
-from fedstat.models.copula_glm.design import LARGEST, MeanScore, ScoredResponse
+from fedstat.models.copula_glm.design import LARGEST, ExpectedScores, ScoredResponse
 from fedstat.models.copula_glm.estimation import MomentFit
 from fedstat.typing import Floats, Ints
 
@@ -397,13 +397,13 @@ def _parts_of(fit: MomentFit) -> dict[str, Floats]:
     }
 
 
-def _mean_of(response: ScoredResponse, eta: Floats, scale: float) -> MeanScore:
+def _mean_of(response: ScoredResponse, eta: Floats, scale: float) -> ExpectedScores:
     """Mean of the summed response, 0 or 1 or the score, and its derivative."""
     found = response.mean(eta, scale)
     if response.has_scale:
         return found
     # Scores of a binary response are -1 and 1.
-    return MeanScore((found.mean + 1.0) / 2.0, found.slope / 2.0, found.by_scale)
+    return ExpectedScores((found.mean + 1.0) / 2.0, found.slope / 2.0, found.by_scale)
 
 
 def _variance_of(response: ScoredResponse, eta: Floats, scale: float, mean: Floats) -> Floats:

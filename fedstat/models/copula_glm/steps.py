@@ -203,7 +203,7 @@ def recall_score(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     """Release again the share of the sums of an equal step: ``run`` and ``sums``, or empty arrays."""
     request = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
     held = state.use(*KEPT)
-    state.rest_on(int(np.count_nonzero(held.group >= 0)))
+    state.count_entities(int(np.count_nonzero(held.group >= 0)))
     question = f"{to_json(request)} {held.question}"
     state.report(RepeatedRelease("sums", question, ("sums",)))
     found = state.recall(question, ("sums",))

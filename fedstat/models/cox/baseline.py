@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.inference.summary import WIDTH, Note, Report
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
@@ -59,7 +59,7 @@ class BaselineHazard(Report):
         centers: Floats,
         params: Floats,
         cov: Floats,
-        agreement: RowsAgreement,
+        agreement: RowsSchema,
         design: RowsDesign,
         *,
         common: bool = False,

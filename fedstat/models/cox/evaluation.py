@@ -11,8 +11,8 @@ import numpy as np
 from fedstat.errors import MessageError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import (
-    RowsAgreement,
     RowsDesign,
+    RowsSchema,
     SiteRowCounts,
     open_requests,
 )
@@ -176,7 +176,7 @@ def evaluate_times(
 
 
 def evaluate_survival(
-    agreement: RowsAgreement,
+    agreement: RowsSchema,
     design: RowsDesign,
     params: Floats,
     hazard: Floats,

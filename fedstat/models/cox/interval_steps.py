@@ -28,10 +28,10 @@ from fedstat.errors import MessageError
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ColumnSums,
-    FittedMeanSums,
     GroupSums,
     LevelRowCounts,
     RowGroups,
+    ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
@@ -223,7 +223,7 @@ def intervals_of(state: State) -> SiteIntervals:
 
 
 BY_INTERVAL = (*RISK_SETS, RowGroups, GroupSums, SummedProducts, ColumnSums)
-AT_POINT = (*BY_INTERVAL, WorkingWeights, FittedMeanSums)
+AT_POINT = (*BY_INTERVAL, WorkingWeights, ScoreAndInformation)
 
 
 def _alone(columns: Floats) -> list[Floats]:
@@ -335,12 +335,12 @@ def start_intervals(
 
 def _facts_at(
     intervals: SiteIntervals, vector: Callable[[Any], Floats], point: Any
-) -> tuple[WorkingWeights, FittedMeanSums]:
+) -> tuple[WorkingWeights, ScoreAndInformation]:
     rows = intervals.rows
     block = RowsAtRisk(vector, np.column_stack([np.ones(len(rows.X)), rows.X]), slice(None))
     return (
         WorkingWeights(lambda: np.abs(vector(point).reshape(len(rows.X), -1).T)),
-        FittedMeanSums(rows, len(rows.X), point, lambda: iter([block])),
+        ScoreAndInformation(rows, len(rows.X), point, lambda: iter([block])),
     )
 
 

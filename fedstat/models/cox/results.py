@@ -643,7 +643,7 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
             "merged_intervals",
             ("CONFIDENCE INTERVALS MAY BE WRONG: the sites" if J < FEW_INTERVALS else "The sites")
             + f" merged {requested} intervals of time to {J}, so that none has few rows; their ends are "
-            f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
+            f"{format_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
             "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
             "intervals.",
             "critical" if J < FEW_INTERVALS else "info",
@@ -656,7 +656,7 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
     yield Note("common_baseline", "Times count as the end of their interval.")
 
 
-def human_list(edges: Floats) -> str:
+def format_list(edges: Floats) -> str:
     """Return the ends of intervals in words, the first and the last ones of many."""
     words = [f"{edge:g}" for edge in edges.tolist()]
     return ", ".join(words if len(words) <= MOST_ENDS else [*words[:4], "...", words[-1]])

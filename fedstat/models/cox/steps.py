@@ -15,10 +15,10 @@ from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
-    FittedMeanSums,
     LevelRowCounts,
     OwnFit,
     OwnFitProblem,
+    ScoreAndInformation,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
@@ -130,7 +130,7 @@ class SiteRisks:
 
     def facts_at(
         self, own: Floats, instead: Mapping[str, Array] | None = None, transforms: tuple[str, ...] = ()
-    ) -> tuple[WorkingWeights | FittedMeanSums, ...]:
+    ) -> tuple[WorkingWeights | ScoreAndInformation, ...]:
         """Declare the weights that rows have in sums at coefficients of the site's own columns."""
 
         def each() -> Floats:
@@ -143,7 +143,7 @@ class SiteRisks:
             return np.column_stack(self.vectors(np.frombuffer(point[0]), point[1]))
 
         block = RowsAtRisk(vectors, np.column_stack([np.ones(len(X)), X]), slice(None))
-        means = FittedMeanSums(self.opened, self.n, point, lambda: iter([block]))
+        means = ScoreAndInformation(self.opened, self.n, point, lambda: iter([block]))
         return NO_MEANS, WorkingWeights(each, instead=instead), means  # none if weights allow another release
 
     @property

@@ -251,7 +251,7 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     # Groups and outcomes are compared with everything that was released before.
     state.report(LevelRowCounts("groups of the table", counts.ravel().tolist()))
     state.report(RowGroups("", opened.outcome, opened.rows, data.policy.min_level_count))
-    state.play(question.needed)
+    state.use_columns(question.needed)
     state.keep(FAMILY, opened, n, columns=len(question.columns))
     return {"rows": counts.astype(np.float64)}
 
@@ -321,7 +321,9 @@ class CountedTimes:
 def _counted_before(data: SiteData, opened: OpenCells) -> list[CountedTimes]:
     if data.policy.remember == "nothing":
         return []
-    entries = (one.removeprefix(ENDS_KEY) for one in data.site_ledger.spent if one.startswith(ENDS_KEY))
+    entries = (
+        one.removeprefix(ENDS_KEY) for one in data.site_ledger.one_time_events if one.startswith(ENDS_KEY)
+    )
     found = [from_json(CountedTimes, text, data.name) for text in entries]
     return [one for one in found if set(one.columns) & set(opened.time_columns)]
 
@@ -442,7 +444,7 @@ def count_times(
     state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
     grid, ends = _grid_digest(requested), tuple(edges.tolist())
     entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, grid, ends))
-    if data.policy.remember != "nothing" and entry not in data.site_ledger.spent:
+    if data.policy.remember != "nothing" and entry not in data.site_ledger.one_time_events:
         data.site_ledger.spend(entry)
     return {"cells": counts.astype(np.float64)}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedstat.codec import from_json
-from fedstat.federation.design.horizontal_design import RowsAgreement
+from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS
 from fedstat.federation.disclosure.facts import LevelRowCounts
 from fedstat.federation.disclosure.site import FAMILIES
@@ -19,7 +19,7 @@ from fedstat.typing import Array, Floats
 
 
 def with_synthetic_cells(
-    sites: Mapping[str, DrySite], agreement: RowsAgreement, groups: Sequence[str], category: str = ""
+    sites: Mapping[str, DrySite], agreement: RowsSchema, groups: Sequence[str], category: str = ""
 ) -> Mapping[str, DrySite]:
     """Let sites open rows that are spread evenly over groups and levels, with one number."""
     sizes = [len(agreement.spec.levels[name]) for name in (*groups, *([category] if category else []))]
@@ -35,7 +35,7 @@ def with_synthetic_cells(
         width = opened.outcomes
         opened.event = (place // (G * levels) + 1) % width
         opened.number, opened.averaged, opened.start = np.ones(n), np.ones(n), np.zeros(n)
-        state.rest_on(n)
+        state.count_entities(n)
         state.reported.update(CELLS)
         state.keep(FAMILY, opened, n, columns=len(groups))
         return {"rows": np.full((G, width), n / (width * G))}, ""
@@ -50,7 +50,7 @@ def with_synthetic_ranks(sites: Mapping[str, DrySite]) -> Mapping[str, DrySite]:
     """Let sites count rows that are spread evenly over intervals, with uncorrelated ranks."""
 
     def report(data: SiteData, state: State) -> None:
-        state.rest_on(data.table.n_rows)
+        state.count_entities(data.table.n_rows)
         state.reported.update((*OPEN_ROWS, LevelRowCounts))
 
     def count_columns(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:

@@ -17,7 +17,12 @@ import numpy as np
 from fedstat.errors import DescriptionError, EstimationError, MessageError
 from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import DescentPoint, FittedMeanSums, SampledSites, WorkingWeights
+from fedstat.federation.disclosure.facts import (
+    DescentPoint,
+    SampledSites,
+    ScoreAndInformation,
+    WorkingWeights,
+)
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
@@ -65,7 +70,7 @@ class DescentRows:
 
     def answered_at(
         self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
-    ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
+    ) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
         """Declare the facts behind sums at coefficients."""
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
@@ -83,7 +88,7 @@ class DescentRows:
             return AT_THE_START
         view = EpochVectors(1.0 - options.learning_rate * options.mu)
         point = (kind, np.concatenate(path).tobytes(), view)
-        means = FittedMeanSums(self.opened, len(self.rows), point, lambda: self.blocks)
+        means = ScoreAndInformation(self.opened, len(self.rows), point, lambda: self.blocks)
 
         def each() -> Floats:
             return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])

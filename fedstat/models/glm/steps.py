@@ -23,9 +23,9 @@ from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ClusterRowCounts,
     ColumnSums,
-    FittedMeanSums,
     OwnFit,
     OwnFitProblem,
+    ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
@@ -96,7 +96,7 @@ class SiteModel:
         sums: Sums | None = None,
         instead: Mapping[str, Array] | None = None,
         distribution: DistributionSpec | None = None,
-    ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
+    ) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
         """Declare the rows behind sums at coefficients of the site's own columns."""
         kind = distribution or self.distribution
         return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)

@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import DesignError, ModelError
 from fedstat.federation.design.derivatives import code_frame, known_limits
 from fedstat.federation.design.formula.terms import term_columns
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.typing import Floats
 
 POINTS = 101
@@ -28,7 +28,7 @@ class EffectContrasts:
 
 
 def effect_contrasts(
-    agreement: RowsAgreement,
+    agreement: RowsSchema,
     design: RowsDesign,
     column: str,
     values: Sequence[float] | Floats | None,
@@ -83,7 +83,7 @@ SPANNING_ROWS, REMAINS = 400, 1e-8
 """Rows at which designs are compared, and the share of a column that is no combination of others."""
 
 
-def spans(full: tuple[RowsAgreement, RowsDesign], restricted: tuple[RowsAgreement, RowsDesign]) -> bool:
+def spans(full: tuple[RowsSchema, RowsDesign], restricted: tuple[RowsSchema, RowsDesign]) -> bool:
     """Return whether the columns of one design are combinations of those of another, for all rows.
 
     Both are coded for invented rows, between the limits of the columns and at all pairs of levels. No data

@@ -11,8 +11,8 @@ import numpy as np
 from fedstat.errors import MessageError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import (
-    RowsAgreement,
     RowsDesign,
+    RowsSchema,
     SiteRowCounts,
     open_requests,
 )
@@ -241,7 +241,7 @@ def _predictions(model: EvaluatedModel) -> Iterator[tuple[Floats, Floats, Floats
 
 
 def evaluate_rows(
-    agreement: RowsAgreement,
+    agreement: RowsSchema,
     design: RowsDesign,
     distribution: DistributionSpec,
     beta: Floats,
@@ -272,7 +272,7 @@ def evaluate_rows(
 
 
 def _analysis(
-    agreement: RowsAgreement, distribution: DistributionSpec, partition: ClientPartition
+    agreement: RowsSchema, distribution: DistributionSpec, partition: ClientPartition
 ) -> PostFitAnalysis:
     """Say what an evaluation is, for owners who are asked."""
     question = agreement.question
@@ -290,7 +290,7 @@ def _analysis(
 
 
 def _evaluation_protocol(
-    agreement: RowsAgreement,
+    agreement: RowsSchema,
     distribution: DistributionSpec,
     beta: Floats,
     place: tuple[float, float],

@@ -29,7 +29,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.horizontal_design import (
-    RowsAgreement,
+    RowsSchema,
     agree_coding,
     agree_rows,
     agree_transforms,
@@ -93,7 +93,7 @@ def _far(values: Floats, least: Floats) -> list[int]:
     return found
 
 
-def warn_of_far_sites(agreement: RowsAgreement, names: Sequence[str], own: Floats | None) -> None:
+def warn_of_far_sites(agreement: RowsSchema, names: Sequence[str], own: Floats | None) -> None:
     """Warn about untransformed numeric columns; `own` is None if no site's moments are known."""
     if own is None:
         return
@@ -166,7 +166,7 @@ class HorizontalModel(Explainable):
         Columns of weights and of the exposure, by their argument.
     question : RowsRequest
         Columns and terms that are requested from every site.
-    agreement : RowsAgreement
+    agreement : RowsSchema
         Levels, transforms and numbers of rows that the sites agreed on.
     model_name, method_name : str
         Titles of the summary.
@@ -336,7 +336,7 @@ class HorizontalModel(Explainable):
             ledger = Ledger()
             self._assumed = bool(owners_consulted(partition)) and needs_sums(self.question)
             try:
-                self.agreement: RowsAgreement = self.engine.run(self._agree(), ledger)
+                self.agreement: RowsSchema = self.engine.run(self._agree(), ledger)
             except (EngineError, SessionError) as error:
                 before = before._goes_on_in(ledger)
                 partition = self._rest_after(error, before)
@@ -395,7 +395,7 @@ class HorizontalModel(Explainable):
         """Start a ledger with what the agreement released."""
         return copy.deepcopy(self._agreement)
 
-    def _agree(self) -> FitProtocol[RowsAgreement]:
+    def _agree(self) -> FitProtocol[RowsSchema]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
         agree = agree_coding if self._assumed else partial(agree_rows, masked=self._masks_wanted)
         return (

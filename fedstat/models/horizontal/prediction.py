@@ -12,7 +12,7 @@ from statsmodels.genmod import families
 from fedstat.errors import DesignError, NotAvailableError
 from fedstat.federation.design.coding import build_offset
 from fedstat.federation.design.derivatives import code_frame
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
 from fedstat.inference.estimate import check_alpha
@@ -49,7 +49,7 @@ class PredictedRows:
 
 
 def predict_rows(
-    agreement: RowsAgreement, design: RowsDesign, params: Floats, frame: pd.DataFrame
+    agreement: RowsSchema, design: RowsDesign, params: Floats, frame: pd.DataFrame
 ) -> PredictedRows:
     """Code rows as the sites coded theirs, and compute the linear predictor at params (p,).
 
@@ -69,7 +69,7 @@ def held_rows(frame: HeldRows) -> pd.DataFrame:
     return check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
 
 
-def _require_columns(frame: pd.DataFrame, agreement: RowsAgreement) -> None:
+def _require_columns(frame: pd.DataFrame, agreement: RowsSchema) -> None:
     """Require the columns of fixed terms, offsets and exposure; the error says what they are."""
     question = agreement.question
     columns = agreement.spec.part(question.terms).columns if question.terms else ()

@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
@@ -49,7 +49,7 @@ class RowsBasis:
 
     model_name: str
     method_name: str
-    agreement: RowsAgreement
+    agreement: RowsSchema
     site_column: str
     repeated: int = field(default=0, kw_only=True)
 

@@ -16,19 +16,19 @@ from fedstat.federation.design.formula.expression import parse_expression, quote
 from fedstat.federation.design.formula.syntax_tree import Arithmetic, Column
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import FittedMeanSums, WorkingWeights
+from fedstat.federation.disclosure.facts import ScoreAndInformation, WorkingWeights
 from fedstat.federation.message import ArrayDeclaration, aggregate, control
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import LOGIT
 from fedstat.kernels.glm.sums import Rows, Sums, check_response, mean_vectors, row_weights, times_means
 from fedstat.typing import Array, Floats
 
-SUMS = (*OPEN_ROWS, WorkingWeights, FittedMeanSums)
+SUMS = (*OPEN_ROWS, WorkingWeights, ScoreAndInformation)
 """Facts behind sums over a session's rows at coefficients from outside."""
 
 NOTHING_SUMMED = np.zeros((0, 2))
 INSIDE = control("whether all means lie inside the family's domain", 0, maskable=True)
-NO_MEANS = FittedMeanSums(None, 0, None, tuple)
+NO_MEANS = ScoreAndInformation(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
 """Weights and means before any coefficients are chosen: they depend on the data alone."""
 
@@ -145,7 +145,7 @@ def answered_at(
     distribution: DistributionSpec,
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
-) -> tuple[FittedMeanSums | WorkingWeights, ...]:
+) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
     """Declare the rows' weights at these coefficients, if possible by sums at them, and the means.
 
     First declare that there are no means: if weights allow another release, no means were used.
@@ -158,7 +158,7 @@ def answered_at(
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
-    means = NO_MEANS if distribution.least_squares else FittedMeanSums(opened, n, point, parts, known)
+    means = NO_MEANS if distribution.least_squares else ScoreAndInformation(opened, n, point, parts, known)
     if sums is None:
         return NO_MEANS, WorkingWeights(each, instead=instead), means
     if not np.isfinite(sums.deviance):  # where a mean is outside the family's domain nothing is summed
@@ -181,7 +181,7 @@ def weighted_by(
     distribution: DistributionSpec,
     vectors: RowVectors,
     flat: Callable[[], bool] | None = None,
-) -> tuple[WorkingWeights, FittedMeanSums]:
+) -> tuple[WorkingWeights, ScoreAndInformation]:
     """Return comparable and hashable vectors by which columns are multiplied at these coefficients.
 
     `flat` is whether means are at the ends of their range.
@@ -193,7 +193,7 @@ def weighted_by(
 
     point = (distribution, np.asarray(beta, dtype=float).tobytes(), vectors)
     parts = partial(_blocks, opened, chunks)
-    return WorkingWeights(each, flat=flat), FittedMeanSums(opened, n, point, parts)
+    return WorkingWeights(each, flat=flat), ScoreAndInformation(opened, n, point, parts)
 
 
 def _blocks(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.federation.design.horizontal_design import (
-    RowsAgreement,
     RowsDesign,
+    RowsSchema,
     assemble_design,
     moment_requests,
     open_requests,
@@ -33,11 +33,11 @@ class RowsSession:
     family: str
     sites: tuple[str, ...]
     session: str
-    agreed: Callable[[], RowsAgreement]
+    agreed: Callable[[], RowsSchema]
     masked: bool
 
     @property
-    def agreement(self) -> RowsAgreement:
+    def agreement(self) -> RowsSchema:
         """What has been agreed on so far: transforms perhaps at the beginning of the fit only."""
         return self.agreed()
 

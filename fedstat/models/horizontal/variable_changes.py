@@ -18,7 +18,7 @@ from fedstat.errors import MessageError
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.design.horizontal_steps import OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import FittedMeanSums, RowBlock, SummedProducts, WorkingWeights
+from fedstat.federation.disclosure.facts import RowBlock, ScoreAndInformation, SummedProducts, WorkingWeights
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.models.margins import MeanJet
@@ -159,7 +159,7 @@ def sum_changes_of(
     entered = V[:, (first[:, None] + np.arange(J + (J == K == 1))).ravel()]
     state.report(
         WorkingWeights(lambda: np.abs(V).T, flat=flat),
-        FittedMeanSums(opened, len(V), point, lambda: blocks, groups=means.groups),
+        ScoreAndInformation(opened, len(V), point, lambda: blocks, groups=means.groups),
         SummedProducts(lambda: iter([entered]), ["effects"] * entered.shape[1], np.flatnonzero(opened.used)),
     )
     return ChangedSums(np.sum(effects, axis=0), np.sum(slopes, axis=0))

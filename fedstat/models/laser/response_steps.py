@@ -308,9 +308,11 @@ def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Float
     digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
     key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")
     spent = f"{LABELS}{epsilon!r} {hashlib.sha256(key).hexdigest()}"
-    if spent not in data.site_ledger.spent:
+    if spent not in data.site_ledger.one_time_events:
         data.site_ledger.spend(spent)
-    total = math.fsum(float(one.split()[2]) for one in data.site_ledger.spent if one.startswith(LABELS))
+    total = math.fsum(
+        float(one.split()[2]) for one in data.site_ledger.one_time_events if one.startswith(LABELS)
+    )
     words = keystream(key, bytes(12), len(response))
     return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
 

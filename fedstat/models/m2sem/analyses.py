@@ -29,7 +29,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.columns import LevelValue, as_categories, as_numbers, column_kind, find_levels
-from fedstat.inference.mixtures import ModalSums
+from fedstat.inference.mixtures import SumsByMostLikelyCluster
 from fedstat.models.m2sem.columns import take_columns
 from fedstat.models.m2sem.request import FAMILY
 from fedstat.models.run import PostFitAnalysis, run_analysis
@@ -102,13 +102,13 @@ def sum_outside(
     else:
         values = as_numbers(column[used], data.name, request.variable)[:, None]
         summed = SummedColumns(values, code)
-    state.rest_on(len(rows))
+    state.count_entities(len(rows))
     state.report(GroupSums(code, summed=summed), RowGroups("", code, rows))
     sums = sums_by_cluster(values, code, K)
     return {"entities": sums.entities, "means": sums.means, "products": sums.products}, to_json(levels)
 
 
-def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
+def sums_by_cluster(values: Floats, code: Ints, K: int) -> SumsByMostLikelyCluster:
     """Return entities, means and centered products of values (n, C) by cluster (n,)."""
     C = values.shape[1]
     entities, means, products = np.zeros(K), np.zeros((K, C)), np.zeros((K, C, C))
@@ -116,18 +116,20 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
         part = values[code == k]
         entities[k], means[k] = len(part), part.mean(axis=0)
         products[k] = (part - means[k]).T @ (part - means[k])
-    return ModalSums(entities, means, products)
+    return SumsByMostLikelyCluster(entities, means, products)
 
 
 def request_outside(
     requester: SecureProductSession, site: str, variable: str, cluster: Ints, K: int
-) -> FitProtocol[tuple[tuple[str, ...], ModalSums]]:
+) -> FitProtocol[tuple[tuple[str, ...], SumsByMostLikelyCluster]]:
     """Request from a site sums of a variable by cluster (n_rows,), and its levels (none for numbers)."""
     request = to_json(OutsideRequest(variable, K))
     (reply,) = yield [requester.request(site, "sum_outside", request, cluster=cluster)]
     levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{site}: levels of {variable}")
     a = reply.arrays
-    return tuple(str(level) for level in levels), ModalSums(a["entities"], a["means"], a["products"])
+    return tuple(str(level) for level in levels), SumsByMostLikelyCluster(
+        a["entities"], a["means"], a["products"]
+    )
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
         for declared in FAMILIES[FAMILY].values():
             for array in declared.given.values():
                 state.reported.update(array.behind)  # facts about rows that do not exist
-        state.rest_on(data.table.n_rows)
+        state.count_entities(data.table.n_rows)
         out = {name: np.zeros(shape) for name, shape in shapes.items()}
         return (out, "") if with_text else out
 
@@ -194,7 +196,7 @@ def request_scores(model: Any, site: str, slot: int) -> Floats:
 
 def request_outside_sums(
     model: Any, site: str, variable: str, cluster: Ints, ledger: Ledger
-) -> tuple[tuple[str, ...], ModalSums]:
+) -> tuple[tuple[str, ...], SumsByMostLikelyCluster]:
     """Request from a site sums of a variable by cluster (n_rows,), in a model's session."""
     step, K = "sum_outside", model.n_clusters
     request = partial(request_outside, model._requester, site, variable, cluster, K)

@@ -113,10 +113,10 @@ def refit(
 
 def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats) -> Floats:
     """Fit locally by EM from posteriors r (n, K), and return the final posteriors."""
-    return climb(drawn, place, r)[0]
+    return maximize(drawn, place, r)[0]
 
 
-def climb(
+def maximize(
     drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats
 ) -> tuple[Floats, float]:
     """Fit locally by EM from posteriors r (n, K); return the final posteriors and the log-likelihood."""
@@ -325,7 +325,7 @@ def bootstrap_ratios(
                         "nearly all entities have the same value"
                     ) from None
                 continue
-            smaller = climb(drawn, place, soft(labels, K))[1]
+            smaller = maximize(drawn, place, soft(labels, K))[1]
             found.append(max(0.0, 2.0 * (_one_more(drawn, subjects, K + 1, n_init, rng) - smaller)))
             line.step()
     return np.array(found)
@@ -355,7 +355,7 @@ def _one_more(
             for m in some:
                 m.begin(K)
         _, labels = kmeans2(np.hstack(scores), K, minit="++", rng=rng, missing="warn")
-        r, loglik = climb(drawn, place, soft(labels.astype(np.int64), K))
+        r, loglik = maximize(drawn, place, soft(labels.astype(np.int64), K))
         if subjects.too_few(r) is None:
             best = max(best, loglik)
     return best

@@ -42,7 +42,7 @@ from fedstat.models.m2sem.request import (
     CovariatesRequest,
     Kind,
     ModalityRequest,
-    OpenNewRequest,
+    OpenNewRowsRequest,
     OpenRequest,
     Reported,
 )
@@ -78,7 +78,7 @@ def open_covariates(
     """Code covariates of the rows in `use`: return them, the rows (n_rows,) that have all, and the reply."""
     terms = SiteTerms(data.name, request.terms, request.columns)
     state.report(term_facts(read_terms(terms.terms, terms.columns)))
-    state.play(request.columns)
+    state.use_columns(request.columns)
     block = build_block(
         data.frame, terms, partial="drop", min_count=data.min_count, use=use, published=data.published
     )
@@ -97,7 +97,7 @@ def open_new_covariates(
     """Code the covariates of new rows as in a fit: return them, and the rows in `use` that have all."""
     spec = BlockSpec.from_json(coding)
     state.report(term_facts(read_terms(spec.terms, spec.columns)))
-    state.play(spec.columns)
+    state.use_columns(spec.columns)
     block = apply_block(data.frame, spec, site=data.name)
     return _among(block, use), np.asarray(block.seen & use)
 
@@ -174,7 +174,7 @@ def take_columns(
         raise DescriptionError(
             f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
         )
-    state.play(names)
+    state.use_columns(names)
     picked = pick_columns(data.frame, names, data.name)
     kinds = {name: column_kind(one, data.name, name) for name, one in picked.items()}
     factors = [
@@ -269,11 +269,11 @@ def open_columns(data: SiteData, state: State, request: OpenRequest) -> tuple[di
 @step(
     FAMILY,
     releases={"seen": presence("which rows have any of the columns", dtype="bool")},
-    request=OpenNewRequest,
+    request=OpenNewRowsRequest,
     requests=aggregate("modalities, and the coding of covariates, with the state of transforms"),
     prepares=True,
 )
-def open_new_columns(data: SiteData, state: State, request: OpenNewRequest) -> dict[str, Array]:
+def open_new_columns(data: SiteData, state: State, request: OpenNewRowsRequest) -> dict[str, Array]:
     """Open the columns of new rows, whose covariates are coded as in a fit."""
     series, seen = _take(data, state, request.modalities)
     covariates, seen = open_new_covariates(data, state, request.coding, seen)

@@ -17,7 +17,7 @@ from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.request import CovariatesReply, ModalityRequest
-from fedstat.models.m2sem.specification import AgreedColumns
+from fedstat.models.m2sem.specification import ColumnsSchema
 from fedstat.models.m2sem.steps import ADJUSTED
 from fedstat.models.m2sem.summary import adjusted_in_words
 from fedstat.typing import Array, Ints
@@ -167,7 +167,7 @@ def products_reported(sites: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def invent_sites(
-    agreed: AgreedColumns, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
+    agreed: ColumnsSchema, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
     """Give every site opened columns of the agreed kinds and levels, with simulated values."""
     rng, sites = synthetic_generator(), {}

@@ -32,7 +32,7 @@ from fedstat.models.m2sem.request import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.results import M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
 from fedstat.models.m2sem.specification import (
-    AgreedColumns,
+    ColumnsSchema,
     agree_columns,
     check_adjusted,
     check_sizes,
@@ -168,7 +168,7 @@ class M2SEM(Explainable):
         self._agreement = self._new_ledger()
         least = least_rows(self._policies)
         self._requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=least)
-        self._agreed: AgreedColumns = self.engine.run(
+        self._agreed: ColumnsSchema = self.engine.run(
             agree_columns(self._requester, self._chosen), self._agreement
         )
         warn_of_lacking(self._agreed.covariates)

@@ -22,8 +22,8 @@ from fedstat.models.checks import check_layout
 from fedstat.models.m2sem.analyses import analysis_of
 from fedstat.models.m2sem.em import EntityIndex, add_exactly
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
-from fedstat.models.m2sem.request import FAMILY, OpenNewRequest, OpenRequest, PredictRequest
-from fedstat.models.m2sem.specification import AgreedColumns, who_has_whom
+from fedstat.models.m2sem.request import FAMILY, OpenNewRowsRequest, OpenRequest, PredictRequest
+from fedstat.models.m2sem.specification import ColumnsSchema, who_has_whom
 from fedstat.models.run import run_analysis
 from fedstat.typing import Floats, Ints
 
@@ -80,7 +80,7 @@ def _columns_of(held: FittedSite) -> list[str]:
 def _opening(held: FittedSite) -> tuple[str, str]:
     """Return the step by which a site opens its columns, and its text."""
     if held.coding:
-        return "open_new_columns", to_json(OpenNewRequest(held.modalities, held.coding))
+        return "open_new_columns", to_json(OpenNewRowsRequest(held.modalities, held.coding))
     return "open_columns", to_json(OpenRequest(held.modalities))
 
 
@@ -90,7 +90,7 @@ def open_modalities(
     """Open columns of all sites; return each site's entities, and the entities that any site has."""
     modalities = {site: fitted[site].modalities for site in sorted(fitted)}
     replies = yield [requester.request(c, *_opening(fitted[c])) for c in modalities]
-    agreed = AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
+    agreed = ColumnsSchema(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
     return who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
 
 

@@ -107,7 +107,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenNewRequest:
+class OpenNewRowsRequest:
     """Modalities of new rows, whose covariates are coded as in a fit: a ``BlockSpec`` in JSON."""
 
     modalities: tuple[ModalityRequest, ...]

@@ -244,7 +244,7 @@ PER_FACTOR, PER_CLUSTER = 5, 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AgreedColumns:
+class ColumnsSchema:
     """Modalities by site, which of its records have a value in them, (n_rows,), and covariates as coded."""
 
     modalities: Mapping[str, tuple[ModalityRequest, ...]]
@@ -257,7 +257,7 @@ class AgreedColumns:
         return sum(len(one.columns) for some in self.modalities.values() for one in some)
 
 
-def agree_columns(requester: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[AgreedColumns]:
+def agree_columns(requester: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[ColumnsSchema]:
     """Agree with every site on its columns."""
     sites = list(chosen.columns)
     replies = yield [requester.request(c, "describe_columns", to_json(chosen.requested(c))) for c in sites]
@@ -274,11 +274,11 @@ def agree_columns(requester: SecureProductSession, chosen: ColumnSelection) -> F
         for reply in replies
         if request[reply.site].adjust is not None
     }
-    return AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies}, covariates)
+    return ColumnsSchema(modalities, {reply.site: reply.arrays["seen"] for reply in replies}, covariates)
 
 
 def who_has_whom(
-    agreed: AgreedColumns,
+    agreed: ColumnsSchema,
     rows: Mapping[str, Ints],
     n_entities: int,
     least: Mapping[str, tuple[int, float]],
@@ -306,7 +306,7 @@ def who_has_whom(
     return EntityIndex(sites, place, pattern.ravel().astype(np.int64), members, least), here
 
 
-def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, factors: int) -> None:
+def check_sizes(agreed: ColumnsSchema, subjects: EntityIndex, clusters: int, factors: int) -> None:
     """Require enough entities for the clusters, and enough columns and entities for the factors."""
     n = subjects.total
     if clusters > n / PER_CLUSTER:

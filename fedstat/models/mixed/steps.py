@@ -21,7 +21,7 @@ from fedstat.federation.design.horizontal_steps import (
     translation,
 )
 from fedstat.federation.design.site_rows import INTERCEPT, CompleteRows
-from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, RowBlock, WorkingWeights
+from fedstat.federation.disclosure.facts import ClusterCounts, RowBlock, ScoreAndInformation, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -418,14 +418,14 @@ class GroupWeights:
         return replace(self, rows=slice(first, None, step))
 
 
-def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> FittedMeanSums:
+def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> ScoreAndInformation:
     """Declare the weights of the groups at a covariance of the random effects.
 
     Without derivatives they are behind the site's own effects.
     """
     block, point = GroupWeights(site, slice(None)), np.ascontiguousarray(covariance).tobytes()
     point, rows = point if derivatives else VALUES + point, len(block.columns)
-    return FittedMeanSums(
+    return ScoreAndInformation(
         site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups", own=not derivatives
     )
 
@@ -498,7 +498,7 @@ EFFECT_SCALE = aggregate("units of the columns of effects", common=True)
 EFFECT_CONSTANT = control("ones at the columns of effects that add up to one", 1)
 CENTER = aggregate("coefficients whose fitted values are subtracted from the response", common=True)
 GROUPS = (*OPEN_ROWS, ClusterCounts)
-GROUP_SUMS = (*GROUPS, FittedMeanSums)
+GROUP_SUMS = (*GROUPS, ScoreAndInformation)
 
 
 @step(
@@ -823,7 +823,7 @@ def sum_scores(
     state.report(
         NO_MEANS,
         WorkingWeights(each, instead=nothing),
-        FittedMeanSums(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
+        ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
     )
     information = np.zeros((size, size))
     if curvature:
@@ -891,7 +891,7 @@ def sum_effects(
     state.report(
         NO_MEANS,
         WorkingWeights(lambda: np.abs(slopes.T)),
-        FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
+        ScoreAndInformation(site.opened, site.n, key, lambda: iter([block]), groups=True),
     )
     rows = site.by_group()
     third = rows.Z.T @ (slopes[:, 2:] * (rows.Z @ at.L))
@@ -1237,7 +1237,7 @@ def sum_groups(
         state.report(
             NO_MEANS,
             WorkingWeights(lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)),
-            FittedMeanSums(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
+            ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
         )
         score, information = scores_by_group(point)
         excess = dispersion_test(point, inverse)

@@ -115,7 +115,7 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     y = response[use]
     there = np.isfinite(y)
     y, predicted = y[there], predicted[there]
-    state.rest_on(len(y))
+    state.count_entities(len(y))
     deviation = y - y.mean() if len(y) else y
     all_rows = np.zeros(len(y), dtype=np.int64)
     used = average_in_groups(data, predicted, all_rows)

@@ -105,7 +105,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     of_fold = np.where(weight > 0.0, 0, -1)
     require_groups(data.name, of_fold, 1, p * (p + 1), p)
     state.report(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
-    state.rest_on(int(np.count_nonzero(weight)))
+    state.count_entities(int(np.count_nonzero(weight)))
     staged.weight, staged.grams = weight, staged.grams + 1
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
 

@@ -92,7 +92,10 @@ class OwnerView:
         }
         site_ledger = self.site_ledger
         entered = {
-            one.plan: (one, "was used for one run" if one.name in site_ledger.spent else "is in force")
+            one.plan: (
+                one,
+                "was used for one run" if one.name in site_ledger.one_time_events else "is in force",
+            )
             for one in site_ledger.decisions.values()
         }
         return sorted((entered | laid).values(), key=lambda one: -one[0].when)

@@ -137,7 +137,7 @@ def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: Pl
     """Describe the decisions about this plan, and about others of the same study."""
     own = site_ledger.decisions.get(digest)
     if own is not None:
-        used = ", and was used for one run" if own.name in site_ledger.spent else ""
+        used = ", and was used for one run" if own.name in site_ledger.one_time_events else ""
         yield f"this same plan was {own.verdict} by {own.who} on {plain_time(utc_text(own.when))}{used}"
     found = sorted(_of_study(digest, plan, site_ledger, plans), key=lambda one: -one[0].when)
     for verdict in ("approved", "denied"):

@@ -17,7 +17,7 @@ SECRET = 12345.678901
 
 def moments(data, state, weight):
     x = data.frame["x"].to_numpy()
-    state.play(["x"])
+    state.use_columns(["x"])
     state.keep("x", x, len(x))
     return {"sums": np.array([x.sum(), weight[0]]), "gram": np.outer(x[:3], x[:3]), "flag": np.array(1)}
 

@@ -147,7 +147,7 @@ def test_the_rows_themselves_are_flagged_with_a_warning():
 
 def test_the_same_column_opened_twice_is_one_column(monkeypatch):
     def more(data, state):
-        state.play(["x", "z"])
+        state.use_columns(["x", "z"])
         return {"rows": state.use("x", np.ndarray)}
 
     more_step = Step(more, {}, {"rows": ArrayDeclaration("raw columns", "x itself")})

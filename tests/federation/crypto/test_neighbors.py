@@ -43,7 +43,7 @@ def signed(agreements):
 
 def met(agreements, keys, announced, site):
     near = neighbors_of(keys, "fit 1", site)
-    return agreements[site].meet(keys, {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near})
+    return agreements[site].agree_keys(keys, {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near})
 
 
 def test_each_site_has_about_three_log2_neighbors_and_they_are_mutual():
@@ -148,7 +148,9 @@ def test_neighbors_of_a_coordinators_choosing_are_refused():
     keys, announced = signed(agreements)
     chosen = [n for n in NAMES if n not in neighbors_of(keys, "fit 1", NAMES[0])][1:]
     with pytest.raises(SecurityError, match="expected announcements of its neighbors"):
-        agreements[NAMES[0]].meet(keys, {n: PUBLIC[n] for n in chosen}, {n: announced[n] for n in chosen})
+        agreements[NAMES[0]].agree_keys(
+            keys, {n: PUBLIC[n] for n in chosen}, {n: announced[n] for n in chosen}
+        )
 
 
 def test_another_identity_signature_or_list_is_refused():
@@ -158,14 +160,14 @@ def test_another_identity_signature_or_list_is_refused():
     near = neighbors_of(keys, "fit 1", site)
     public, texts = {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near}
     with pytest.raises(SecurityError, match="not the pinned key"):
-        agreements[site].meet(keys, public | {near[0]: Identity.generate().public}, texts)
+        agreements[site].agree_keys(keys, public | {near[0]: Identity.generate().public}, texts)
     with pytest.raises(SecurityError, match="wrong signature"):
-        agreements[site].meet(keys, public, texts | {near[0]: announced[near[1]]})
+        agreements[site].agree_keys(keys, public, texts | {near[0]: announced[near[1]]})
     other = begin()
     _, foreign = signed(other)
     with pytest.raises(SecurityError, match="another session, or for another list"):
-        agreements[site].meet(keys, public, texts | {near[0]: foreign[near[0]]})
-    assert agreements[site].meet(keys, public, texts).peers == near
+        agreements[site].agree_keys(keys, public, texts | {near[0]: foreign[near[0]]})
+    assert agreements[site].agree_keys(keys, public, texts).peers == near
 
 
 def test_a_list_without_the_site_or_with_one_key_twice_is_refused():

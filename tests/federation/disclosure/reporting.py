@@ -46,7 +46,7 @@ def release_rows(data, state, n):
 
 def release_sum(data, state, n):
     """Release a sum that rests on `n` entities."""
-    state.rest_on(int(n))
+    state.count_entities(int(n))
     return {"total": np.zeros(())}
 
 

@@ -424,7 +424,7 @@ def released_alone(n, **declared):
     line = {"maskable": True, "behind": (facts.RowCount,)} | declared
 
     def release(data, state):
-        state.rest_on(n)
+        state.count_entities(n)
         if facts.RowCount in line["behind"]:
             state.report(facts.RowCount(n))
         return {"total": np.zeros(())}
@@ -765,12 +765,12 @@ def test_the_largest_mean_and_the_longest_row_are_sought_in_all_parts():
             for k in (0, 2)
         ]
         for parts in (halves, halves[::-1]):
-            fact = facts.FittedMeanSums("design", 4, "only", lambda parts=parts: parts)
+            fact = facts.ScoreAndInformation("design", 4, "only", lambda parts=parts: parts)
             assert fact.largest == 0.9
             assert fact.furthest == pytest.approx(np.sqrt(2.0))
     parts = [SimpleNamespace(columns=np.full((2, 4), size)) for size in (3.0, 1.0)]
     for order in (parts, parts[::-1]):
-        assert facts.FittedMeanSums("design", 4, "only", lambda order=order: order).furthest == 6.0
+        assert facts.ScoreAndInformation("design", 4, "only", lambda order=order: order).furthest == 6.0
 
 
 @pytest.mark.parametrize(("n", "p"), [(3, 1), (4, 2), (10, 1), (12, 8), (30, 3), (4000, 1), (4000, 20)])
@@ -835,7 +835,7 @@ class Rows:
 
 def mean_sums(known, point, rows="design"):
     size = len(known[point])
-    return facts.FittedMeanSums(rows, size, point, lambda: [Rows(known)])
+    return facts.ScoreAndInformation(rows, size, point, lambda: [Rows(known)])
 
 
 def means(n, size):
@@ -895,7 +895,7 @@ def test_a_point_that_was_answered_is_not_looked_at_again():
 
     site, known = site_of(**STRICT_SHARE), means(1, N_ROWS)
     rule_against(site, mean_sums(known, "first"))
-    again = facts.FittedMeanSums("design", N_ROWS, "first", fails)
+    again = facts.ScoreAndInformation("design", N_ROWS, "first", fails)
     assert rule_against(site, again) == ""
     assert isinstance(refusal_of(site, replace(again, point="second")).__cause__, AssertionError)
 
@@ -1253,7 +1253,7 @@ def test_lists_of_sites_are_kept_where_sums_have_to_be_apart(apart, noted):
     site = masked_sites(3, apart=apart)["S0"]
     for number in range(2):
         request(site, "sum", masked=number, n=5)
-    assert len(site.site_ledger.spent) == noted
+    assert len(site.site_ledger.one_time_events) == noted
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def hidden(data, state):
 
 
 def coded(data, state, text):
-    state.rest_on(len(data.frame))
+    state.count_entities(len(data.frame))
     return {}, "a coding"
 
 

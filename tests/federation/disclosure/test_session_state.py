@@ -69,7 +69,7 @@ def test_a_reply_rests_on_the_fewest_entities_behind_anything_that_it_uses():
     begun(state)
     assert (state.use("key", str), state.entities) == ("secret", 0)
     assert (state.use("many", float), state.entities) == (1.0, 9)
-    state.rest_on(12)
+    state.count_entities(12)
     assert state.entities == 9
     assert (state.use("few", float), state.entities) == (2.0, 4)
     state.report(EntityCount(3))
@@ -130,16 +130,16 @@ def test_what_a_refused_step_has_changed_is_undone():
     state = begun(State("Kiel"))
     sums = Sums([1, [2]], {"a": [3]})
     state.keep("sums", sums, 8, columns=2)
-    state.play(["x"])
+    state.use_columns(["x"])
     earlier = state.copy()
     sums.total[1].append(4)
     sums.by_name["a"].append(5)
     state.keep("more", 0, 3, columns=9)
-    state.play(["y"])
+    state.use_columns(["y"])
     state.report(RowCount(3, 1))
     state.restore(earlier)
     assert (state.look_at("sums").total, state.look_at("sums").by_name) == ([1, [2]], {"a": [3]})
-    assert "more" not in state and state.in_play == {"x"}
+    assert "more" not in state and state.used_columns == {"x"}
     assert (state.entities, state.columns, state.reported) == (8, 2, set())
 
 

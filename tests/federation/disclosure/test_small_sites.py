@@ -100,9 +100,9 @@ def test_an_own_fit_beyond_the_limit_is_not_shown_and_leaves_no_trace():
     shown = [is_shown(where, own_fit(60, 1, "", weights=f"model {k}")) for k in range(20)]
     # x and x^2 without weights once, and with those of every model: 2 + 2 k <= 30
     assert shown == [k < 14 for k in range(20)]
-    before = set(where.site_ledger.spent)
+    before = set(where.site_ledger.one_time_events)
     assert not is_shown(where, own_fit(60, 1, "", weights="another"))
-    assert where.site_ledger.spent == before
+    assert where.site_ledger.one_time_events == before
     assert is_shown(where, own_fit(60, 1, "", weights="model 3"))
 
 

@@ -14,7 +14,7 @@ from fedstat.federation.protocols.engine import LocalEngine
 
 
 def add(data, state, amount):
-    state.rest_on(len(data.frame))
+    state.count_entities(len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum() + amount))}
 
 

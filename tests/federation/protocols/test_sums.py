@@ -24,7 +24,7 @@ SITES = ("A", "B", "C")
 
 def total(data, state, offset: Array) -> dict[str, Array]:
     values = data.frame.to_numpy(dtype=float)
-    state.rest_on(len(values))
+    state.count_entities(len(values))
     out = {"sum": values.sum(axis=0) + float(offset), "n": np.array(len(values)), "name": np.array(1.0)}
     if data.name == "B" or not float(offset):
         out["sometimes"] = values.sum(axis=0)

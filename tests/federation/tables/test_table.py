@@ -214,13 +214,13 @@ def test_a_table_with_a_site_column_of_its_own_is_refused(frame):
 
 
 def count_of(data, state):
-    state.rest_on(data.table.n_rows)
+    state.count_entities(data.table.n_rows)
     sites = pd.concat(list(data.table.chunks(["site"])))["site"]
     return {"n": np.array(float((sites == data.name).sum()))}
 
 
 def complete(data, state):
-    state.rest_on(len(data.frame))
+    state.count_entities(len(data.frame))
     return {"n": np.array(float(len(data.frame)))}
 
 

@@ -90,7 +90,7 @@ def test_an_analysis_waits_is_approved_and_runs_once(home, tmp_path, capsys):
     for name in NAMES:
         site_ledger = read_ledger(home / name, name, load_identity(home / name).public)
         decision = site_ledger.decisions[waiting[name]]
-        assert decision.verdict == "approved" and decision.name in site_ledger.spent
+        assert decision.verdict == "approved" and decision.name in site_ledger.one_time_events
         assert not digests(home, name)
     capsys.readouterr()
     assert main(["site", "ledger", str(home / "East")]) == 0

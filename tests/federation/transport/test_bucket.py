@@ -64,7 +64,7 @@ class Service:
 
     def run(self):
         while not self.ended.wait(0.01):
-            self.inbox.look(self.pinned)
+            self.inbox.poll(self.pinned)
 
     def __enter__(self):
         self.thread.start()
@@ -154,9 +154,9 @@ def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address
     asked_for, has = [], Bucket.has
     monkeypatch.setattr(Bucket, "has", lambda self, key: asked_for.append(key) or has(self, key))
     service = Service(address, site, coordinator.public.fingerprint)
-    assert not service.inbox.look(service.pinned) and not asked_for
+    assert not service.inbox.poll(service.pinned) and not asked_for
     transport.bucket.put(transport.bucket.at("North").new_request("f" * 32), b"")
-    assert not service.inbox.look(service.pinned) and len(asked_for) == 1
+    assert not service.inbox.poll(service.pinned) and len(asked_for) == 1
 
 
 def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_again(parts, address):
@@ -222,7 +222,7 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
     opened = Bucket.open
     Bucket.open = lambda self, key: Counted(opened(self, key))
     try:
-        assert not service.inbox.look(service.pinned)
+        assert not service.inbox.poll(service.pinned)
     finally:
         Bucket.open = opened
     assert 0 < sum(read) < 10_000 and len(service.reported) == 1

@@ -64,11 +64,11 @@ def test_a_folder_in_which_nothing_changed_is_not_listed(clock, tmp_path, monkey
     place = SiteMailbox(tmp_path / "North")
     box, site = Inbox(place, print), Answering()
     for _ in range(100):  # five seconds at twenty looks a second
-        box.look(site)
+        box.poll(site)
         clock.now += 0.05
     assert 5 <= len(listed) <= 12
     place.request("0" * 32).write_bytes(b"a question")
-    box.look(site)
+    box.poll(site)
     assert place.reply("0" * 32).read_bytes() == b"an answer"
 
 
@@ -76,16 +76,16 @@ def test_a_change_that_bears_the_time_of_before_is_found_all_the_same(clock, tmp
     """The clock of a network share has whole seconds, or reports changes late."""
     place = SiteMailbox(tmp_path / "North")
     box, site = Inbox(place, print), Answering()
-    box.look(site)
+    box.poll(site)
     clock.now += 0.5
-    box.look(site)
+    box.poll(site)
     times = place.requests.stat()
     place.request("0" * 32).write_bytes(b"a question")
     os.utime(place.requests, ns=(times.st_atime_ns, times.st_mtime_ns))
     clock.now += 0.05
-    assert not box.look(site)
+    assert not box.poll(site)
     clock.now += 0.8
-    assert box.look(site)
+    assert box.poll(site)
 
 
 def test_pairs_that_nobody_moved_are_moved_when_they_are_old(clock, tmp_path):
@@ -97,7 +97,7 @@ def test_pairs_that_nobody_moved_are_moved_when_they_are_old(clock, tmp_path):
         place.reply(number).write_bytes(b"!")
     for number in numbers[:10]:
         os.utime(place.reply(number), (0, 0))
-    Inbox(place, print).look(Answering())
+    Inbox(place, print).poll(Answering())
     assert sorted(place.open_numbers()[1]) == numbers[10:]
     assert all(place.done(number).read_bytes() == b"!" for number in numbers[:10])
     assert all(place.done(number).with_suffix(".ask").exists() for number in numbers[:10])

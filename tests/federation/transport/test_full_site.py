@@ -41,7 +41,7 @@ def test_a_question_waits_for_room_and_its_session_goes_on(federation, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=2**20))
     for _ in range(3):
         with pytest.raises(ClosedError, match=r"1.0 MB are free, and 8.0 MB are needed"):
-            federation.sites["B"].heed()
+            federation.sites["B"].reload_if_changed()
     assert len([line for line in federation.log if "is full" in line]) == 1
     assert "is full" in ActiveRules.load(federation.home / "B").problem
     assert (federation.home / "B" / "ledger.jsonl").read_bytes() == ledger

@@ -60,7 +60,7 @@ class Records:
 
     def reload(self):
         assert main(["site", "reload", str(self.federation.home / "B")]) == 0
-        self.federation.sites["B"].heed()
+        self.federation.sites["B"].reload_if_changed()
         return self.federation.log[-1]
 
     def restart(self):

@@ -160,7 +160,7 @@ def test_records_are_read_before_the_next_question_where_rules_have_changed_as_w
     policy = federation.home / "B" / "policy.toml"
     policy.write_text(policy.read_text() + "\n# longer by a line\n")
     main(["site", "reload", str(federation.home / "B")])
-    B.heed()
+    B.reload_if_changed()
     assert B.site.data.table.n_rows == N + 30
 
 

@@ -94,7 +94,7 @@ def test_ledger_memory_and_charges_are_not_begun_again(federation):
     site_ledger, memory, released = site.site_ledger, site._data.memory, site._data.memory.released
     sessions = len(site_ledger.chains)
     put(path, path.read_text().replace(LINE, "min_count = 6") + "\n[privacy]\nepsilon = 1.0\ndelta = 1e-6\n")
-    federation.sites["B"].heed()
+    federation.sites["B"].reload_if_changed()
     assert released is not None and site._data.memory is memory and memory.released is released
     assert site.site_ledger is site_ledger and len(site_ledger.chains) == sessions
     assert site.privacy.total == str(Budget(1.0, 1e-6).rho)

@@ -27,7 +27,7 @@ from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.margins import BinsRequest
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula import request
-from fedstat.models.copula.audited_releases import WorstPair
+from fedstat.models.copula.audited_releases import LeastPrivatePair
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.protocol import plan_columns
 from fedstat.models.copula.request import GramPlan
@@ -74,7 +74,7 @@ def planned(widths, bound, epsilon=1.0, n=2000):
 @pytest.mark.parametrize("bound", [range(5), (0, 1)])
 @pytest.mark.parametrize("widths", [(2, 2), (4, 2, 2), (6,)])
 def test_the_pair_attains_the_sensitivity_of_margins_and_products_together(widths, bound):
-    pair = WorstPair.of(planned(widths, bound), "", 2000)
+    pair = LeastPrivatePair.of(planned(widths, bound), "", 2000)
     assert 0.9999 < pair.attained / pair.claimed <= 1.0
 
 
@@ -83,7 +83,7 @@ def test_no_pair_is_distinguished_better_than_is_claimed():
     for widths, bound in (((3, 1), range(4)), ((2, 5, 1), [False, True]), ((2, 2), (0, 1))):
         sums = planned(widths, bound)
         for view in ("", *sums.columns):
-            pair, most = WorstPair.of(sums, view, 2000), 0.0
+            pair, most = LeastPrivatePair.of(sums, view, 2000), 0.0
             assert pair.attained <= pair.claimed
             places = sums.noise.places()
             for _ in range(60):
@@ -91,7 +91,7 @@ def test_no_pair_is_distinguished_better_than_is_claimed():
                 if view:  # all others know what they have themselves
                     mine = np.isin(np.arange(codes.shape[1]), np.r_[places[view]])
                     codes[1] = np.where(mine, codes[1], codes[0])
-                most = max(most, WorstPair(sums, view, 2000, codes[:2], codes[2:]).attained)
+                most = max(most, LeastPrivatePair(sums, view, 2000, codes[:2], codes[2:]).attained)
             assert most <= pair.claimed
             assert most <= 1.05 * pair.attained
 

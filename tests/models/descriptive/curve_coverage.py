@@ -98,7 +98,9 @@ class Site:
         self.opened.number = table["months"].to_numpy()
         self.opened.start, self.opened.rows = np.zeros(len(table)), np.arange(len(table))
         self.policy, self.table = fs.Policy(), SimpleNamespace(n_rows=len(table))
-        self.site_ledger = SimpleNamespace(spent=set(), spend=lambda once: self.site_ledger.spent.add(once))
+        self.site_ledger = SimpleNamespace(
+            one_time_events=set(), spend=lambda once: self.site_ledger.one_time_events.add(once)
+        )
         self.masked_among = sites
 
     def use(self, *_):

@@ -66,7 +66,7 @@ class NoisySums:
     @property
     def lifted(self) -> Floats:
         """Products of columns with positive eigenvalues."""
-        return lift(self.S, FLOOR * self.n)
+        return make_positive_definite(self.S, FLOOR * self.n)
 
     @property
     def df(self) -> Floats:
@@ -143,7 +143,7 @@ class NoisySums:
         return np.maximum(RIDGE * self.n, 2.0 * self.sd * np.sqrt(np.diff(self.starts)))
 
 
-def lift(S: Floats, least: float) -> Floats:
+def make_positive_definite(S: Floats, least: float) -> Floats:
     """Raise the eigenvalues of a symmetric matrix to `least`, since noise may have made some negative."""
     values, U = np.linalg.eigh(S)
     return np.asarray((U * np.maximum(values, least)) @ U.T)

@@ -133,7 +133,7 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
     B, V, _, s2 = _solve(own, gram, Omega, penalties, undersmoothed(own, gram, Omega, penalties, lam))
     tests = tuple(test_effect(own, place) for place in places)
     errors = _errors(own, gram, B)
-    rough = _rough(own, gram, B, errors)
+    rough = _residual_variance(own, gram, B, errors)
     return RefitSolution(tuple(chosen), places, parts, B, s2 * V, edf, tests, n, errors, rough)
 
 
@@ -161,11 +161,13 @@ def _check_collinear(
     plain = [
         (design.learners[p].label, np.arange(len(own.S))[c]) for p, c in found if not _shrunken(design, p)
     ]
-    rank = _left(own, np.concatenate([c for _, c in plain]))[1]
+    rank = _residual_products(own, np.concatenate([c for _, c in plain]))[1]
     if rank == sum(len(c) for _, c in plain):
         return
     rest = {label: [c for other, c in plain if other != label] for label, _ in plain[1:]}
-    same = [label for label, other in rest.items() if _left(own, np.concatenate(other))[1] == rank]
+    same = [
+        label for label, other in rest.items() if _residual_products(own, np.concatenate(other))[1] == rank
+    ]
     raise EstimationError(f"{' and '.join(same)} are collinear. Choose fewer of them")
 
 
@@ -260,8 +262,8 @@ def test_effect(own: CurveSums, place: slice) -> EffectTest:
     Errors may be correlated along the response in any way; with a number as response it is the usual F test.
     """
     rest = np.delete(np.arange(len(own.S)), place)
-    full, rank = _left(own, np.arange(len(own.S)))
-    less, rank_less = _left(own, rest)
+    full, rank = _residual_products(own, np.arange(len(own.S)))
+    less, rank_less = _residual_products(own, rest)
     values, U = np.linalg.eigh(less)
     U = U[:, values > FLOOR * values[-1]] / np.sqrt(values[values > FLOOR * values[-1]])
     L, h, free = U.shape[1], rank - rank_less, own.n - rank
@@ -275,7 +277,7 @@ def test_effect(own: CurveSums, place: slice) -> EffectTest:
     return EffectTest(float(statistic), float(L * h), float(resid))
 
 
-def _left(own: CurveSums, columns: Ints) -> tuple[Floats, int]:
+def _residual_products(own: CurveSums, columns: Ints) -> tuple[Floats, int]:
     """Products of the residuals of least squares on some columns, (L, L), and their rank."""
     S, T = own.S[np.ix_(columns, columns)], own.T[columns]
     size = np.sqrt(np.maximum(np.diag(S), 1e-300))
@@ -293,7 +295,7 @@ def _errors(own: CurveSums, gram: Floats, B: Floats) -> Floats:
     return np.asarray((left + left.T) / 2.0 / (own.n - len(B)))
 
 
-def _rough(own: CurveSums, gram: Floats, B: Floats, errors: Floats) -> float:
+def _residual_variance(own: CurveSums, gram: Floats, B: Floats, errors: Floats) -> float:
     """Variance of the errors at a point, but for what the response's basis can hold of them."""
     left = float(own.yy) - 2.0 * float((B * own.T).sum()) + float((B * (own.S @ B @ gram)).sum())
     rest = len(own.y) - int(np.linalg.matrix_rank(gram))

@@ -36,7 +36,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AgreedDesign:
+class DesignSchema:
     """The design of the columns of learners and response.
 
     `widths` (P,) are the numbers of columns of each learner in the order of the formula.
@@ -66,7 +66,7 @@ def agree_columns(
     missing: MissingRule,
     partial: Partial,
     min_count: int,
-) -> FitProtocol[AgreedDesign]:
+) -> FitProtocol[DesignSchema]:
     """Agree on entities and columns, and let every site make its own columns.
 
     `learners` and `time` have the ends of their bases; the rest is as in
@@ -124,7 +124,7 @@ def agree_columns(
         n_partial = coded[site].n_partial if site in coded else 0
         blocks.append(BlockDesign(site, names, terms, at, n_partial))
     design = Design(apart.formula, holder, entities, has, tuple(blocks), n_entities - len(entities))
-    return AgreedDesign(design, widths)
+    return DesignSchema(design, widths)
 
 
 def _request_response(apart: VerticalLearners, session: str) -> Request:

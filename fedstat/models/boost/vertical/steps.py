@@ -205,7 +205,7 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise MessageError(f"{data.name}: has no curve {', '.join(map(repr, absent)) or 'of the request'}")
-    state.play(names)
+    state.use_columns(names)
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
     for name in request.curves:
         seen &= ~curves_of(data.frame[name]).gappy()
@@ -231,7 +231,7 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
     request = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the requested columns")
     check_lengths(data.name, use=(use, data.table.n_rows))
     state.report(smooth_request(request.learners), column_facts(request.curves))
-    state.play(request.curves)
+    state.use_columns(request.curves)
     spec, coded = BlockSpec(data.name), np.empty((int(use.sum()), 0))
     if any(one.terms for one in request.learners):
         block = block_of(state)

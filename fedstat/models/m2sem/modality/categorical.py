@@ -109,7 +109,7 @@ STILL = 1e-10
 """Change of a threshold below which it counts as zero."""
 
 
-class PartOfColumns:
+class ColumnSubset:
     """Some columns of a block, at indices `at` (p,) of it, with the parameters that the block has."""
 
     def __init__(self, block: LevelColumns, at: Ints) -> None:
@@ -146,7 +146,7 @@ class PartOfColumns:
 class ColumnsWithoutLoadings:
     """Columns (p,) of rows with codes (n, p) that do not depend on factors."""
 
-    def __init__(self, part: PartOfColumns, codes: Ints, group: Ints, groups: int) -> None:
+    def __init__(self, part: ColumnSubset, codes: Ints, group: Ints, groups: int) -> None:
         self.part = part
         p = len(part.columns)
         self._shape = groups, p, part.levels, 1
@@ -184,21 +184,21 @@ class ColumnsWithoutLoadings:
                 return
 
 
-class SplitColumns:
+class ColumnsByLoading:
     """Columns that load, block after block, with their cells; and those that do not: `loaded` (P,)."""
 
     def __init__(
         self, blocks: Sequence[LevelColumns], rows: GroupedLevels, groups: int, loaded: Bools
     ) -> None:
         self.loaded, self._groups = loaded, groups
-        self.parts: list[PartOfColumns] = []
+        self.parts: list[ColumnSubset] = []
         self.rest: list[ColumnsWithoutLoadings] = []
         for block in blocks:
             on = loaded[block.columns]
             if on.any():
-                self.parts.append(PartOfColumns(block, np.flatnonzero(on)))
+                self.parts.append(ColumnSubset(block, np.flatnonzero(on)))
             if not on.all():
-                part = PartOfColumns(block, np.flatnonzero(~on))
+                part = ColumnSubset(block, np.flatnonzero(~on))
                 codes = rows.codes[:, part.columns]
                 self.rest.append(ColumnsWithoutLoadings(part, codes, rows.group, groups))
         order = [part.columns for part in self.parts]
@@ -229,7 +229,7 @@ class SpreadRows(NamedTuple):
     `table` has the logs of levels' probabilities; it and the counts are for the columns that load.
     """
 
-    columns: SplitColumns
+    columns: ColumnsByLoading
     state: Floats
     r: Floats
     levels: Floats
@@ -313,7 +313,7 @@ class CategoricalModality(Modality):
             shares /= shares.sum(axis=1, keepdims=True)
             self._blocks.append(block(columns, shares, self.Q, distinct))
         self._groups, self._most = len(distinct), max(block.C for block in self._blocks)
-        self._split: SplitColumns | None = None
+        self._split: ColumnsByLoading | None = None
         self.nodes = nodes
 
     @property
@@ -384,7 +384,7 @@ class CategoricalModality(Modality):
             out[:, block.columns, : block.C] = block.table(eta)
         return out
 
-    def _columns(self) -> SplitColumns:
+    def _columns(self) -> ColumnsByLoading:
         """Separate columns by whether they load, or may."""
         loaded = self.support
         if not loaded.all():
@@ -392,7 +392,7 @@ class CategoricalModality(Modality):
             for block in self._blocks:
                 loaded[block.columns] |= np.any(block.theta[:, block.intercepts :], axis=1)
         if self._split is None or not np.array_equal(self._split.loaded, loaded):
-            self._split = SplitColumns(self._blocks, self._rows, self._groups, loaded.copy())
+            self._split = ColumnsByLoading(self._blocks, self._rows, self._groups, loaded.copy())
         return self._split
 
     def log_densities(self) -> Floats:

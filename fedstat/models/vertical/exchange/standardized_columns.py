@@ -121,7 +121,7 @@ def marks_by_group(site_ledger: SiteLedger) -> dict[str, frozenset[str]]:
 
 
 def _entered(site_ledger: SiteLedger) -> Iterator[tuple[str, list[str]]]:
-    for text in site_ledger.spent:
+    for text in site_ledger.one_time_events:
         if text.startswith(PRODUCT_MARK):
             yield from json.loads(text.removeprefix(PRODUCT_MARK)).items()
 

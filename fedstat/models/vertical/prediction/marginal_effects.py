@@ -12,7 +12,7 @@ import numpy as np
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.derivatives import Direction, variable_directions
-from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import all_inside, effect_sums, mean_derivatives
@@ -252,7 +252,7 @@ def site_directions(spec: BlockSpec, place: Ints, size: int, logarithmic: bool) 
             plain=None if one.plain is None else int(place[one.plain]),
             ends=None if one.ends is None else (wide(one.ends[0]), wide(one.ends[1])),
         )
-        for one in variable_directions(RowsAgreement(question, spec, ()), design, logarithmic)
+        for one in variable_directions(RowsSchema(question, spec, ()), design, logarithmic)
     ]
 
 

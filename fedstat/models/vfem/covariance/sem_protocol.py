@@ -59,7 +59,7 @@ class SEMPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluatedSEM:
+class CovarianceEvaluation:
     """A point with the replies of the sites.
 
     a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by site; v (G,) and `sums` (G, 3) are
@@ -114,7 +114,7 @@ class ExactEMMap:
         z, v = response.arrays["z"], point.s2 + t_missing
         sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
         parts = yield from self.request_sums(point, z, sums)
-        at = EvaluatedSEM(point, a, w, v, sums, parts)
+        at = CovarianceEvaluation(point, a, w, v, sums, parts)
         P = self.expected_gram(at)
         return self.image(at, P), P
 
@@ -152,7 +152,7 @@ class ExactEMMap:
         ]
         return [reply.arrays for reply in replies]
 
-    def expected_gram(self, at: EvaluatedSEM) -> Floats:
+    def expected_gram(self, at: CovarianceEvaluation) -> Floats:
         """Compute E sum (1, u)(1, u)' given observed columns."""
         lay, point, w, sums = self.layout, at.point, at.w, at.sums
         mis = lay.missing.astype(float)
@@ -173,7 +173,7 @@ class ExactEMMap:
                 P[here, there] = P[there, here].T
         return P
 
-    def _between(self, j: int, k: int, at: EvaluatedSEM) -> Floats:
+    def _between(self, j: int, k: int, at: CovarianceEvaluation) -> Floats:
         point, w, mis = at.point, at.w, self.layout.missing.astype(float)
         both = (1.0 - mis[:, j]) * (1.0 - mis[:, k]) @ self.layout.counts
         seen = (
@@ -186,7 +186,7 @@ class ExactEMMap:
         mixed = np.outer(at.parts[j]["u_z"][k], w[k]) + np.outer(w[j], at.parts[k]["u_z"][j])
         return np.asarray(seen + mixed + (z2 - h) * np.outer(w[j], w[k]))
 
-    def image(self, at: EvaluatedSEM, P: Floats) -> SEMPoint:
+    def image(self, at: CovarianceEvaluation, P: Floats) -> SEMPoint:
         """M-step: regression of the expected response, TWFL (5), and the sites' own moments (6)."""
         n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
         point, v, sums, parts = at.point, at.v, at.sums, at.parts
