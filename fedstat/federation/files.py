@@ -77,7 +77,7 @@ def _shared_with(folder: Path) -> int:
 
 
 def shared_folder_hint(path: Path, error: OSError) -> str:
-    """Say how two accounts share a folder, where an error is about what they may do; else nothing."""
+    """Return advice on shared folders if an OSError concerns permissions, else an empty text."""
     if not isinstance(error, PermissionError):
         return ""
     place = path.parent

@@ -520,7 +520,7 @@ class SessionChain:
             self._described = subject
 
     def restore_subject(self, subject: Subject, start: int | None = None) -> None:
-        """Take back what the next entries are about."""
+        """Restore the subject of the next entries."""
         start = len(self.entries) if start is None else start
         self._subjects = [one for one in self._subjects if one[0] < start]
         self._subjects.append((start, subject))
@@ -576,7 +576,7 @@ class SessionChain:
         self._keep()
 
     def restore(self, entry: SiteEntry, mark: str) -> None:
-        """Take back an entry that was kept."""
+        """Restore a stored entry."""
         self.resumed, self.round = True, max(self.round, entry.round)
         self._append(entry, mark)
 

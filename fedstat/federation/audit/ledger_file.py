@@ -124,7 +124,7 @@ class LedgerReading:
         return self.heads[self.lines]
 
     def take(self, text: bytes) -> None:
-        """Take one more line; some error, if it is not one that belongs here."""
+        """Read one line; some error is raised if it is not part of a ledger."""
         line = json.loads(text)
         signed, head = line.pop("signed", None), None
         self.digest, self.lines = digest_with_line(self.digest, canonical_json(line)), self.lines + 1

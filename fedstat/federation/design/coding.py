@@ -276,7 +276,7 @@ def _coded_values(terms: Sequence[Term], values: dict[str, Any], intercept: bool
 
 
 def _cells(term: Term, values: Mapping[str, Any]) -> Ints | None:
-    """Give cells of a term of categories a number, unless all are columns that are coded by dummies."""
+    """Return the number of each row's cell in a categorical term; None if indicators alone code the term."""
     plain = [isinstance(f.tree, Column) or getattr(f.tree, "coding", "") == TREATMENT for f in term]
     found = [getattr(values[factor.label], "__wrapped__", values[factor.label]) for factor in term]
     if all(plain) or not all(isinstance(one, pd.Series) for one in found):

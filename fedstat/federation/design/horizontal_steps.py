@@ -96,13 +96,13 @@ class RowCounts:
     columns: NamedColumns | None = None
 
     def add_chunk(self, rows: CompleteRows) -> None:
-        """Enter which rows of a chunk are used, before they are coded."""
+        """Add which rows of a chunk are used, before they are coded."""
         self._used.append(rows.complete)
         self._events.append(rows.complete.copy())
         self.n += len(rows.frame)
 
     def add_coded(self, rows: CompleteRows, coded: CodedColumns) -> None:
-        """Enter the coded rows of the chunk looked at last."""
+        """Add the coded rows of the latest chunk."""
         X, self.names, self.term_names = coded.X, coded.names, coded.term_names
         self.columns = NamedColumns(coded.names, coded.term_names, coded.effects, coded.fixed)
         for term, codes in coded.cells.items():
@@ -141,9 +141,9 @@ class RowCounts:
             self._extremes.setdefault(what, ColumnExtremes(few)).add(values)
 
     def report_counts(self, state: State) -> Floats:
-        """Tell what was counted; return rows, mean and standard deviation of every column, (3, p).
+        """Report the counts to the disclosure checks; return rows, means and deviations, (3, p).
 
-        A PolicyError where the owner's rules refuse, a DesignError where no row is whole.
+        Raises PolicyError if the policy refuses, DesignError if no row is complete.
         """
         name, question = self.data.name, self.question
         if self._moments is None or self._ones is None:

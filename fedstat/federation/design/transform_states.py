@@ -88,7 +88,7 @@ class Recurrence:
         return not squares > ROUNDING * size * self.norms[-1]
 
     def add(self, squares: float, moment: float) -> bool:
-        """Take the sums of P_k^2 and x P_k^2; true when all is determined."""
+        """Add the sums of P_k^2 and x P_k^2; return True if all coefficients are determined."""
         self.norms.append(squares)
         if len(self.alpha) < self.degree:
             self.alpha.append(moment / squares)

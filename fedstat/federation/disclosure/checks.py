@@ -334,8 +334,8 @@ def check_facts_reported(context: RequestContext) -> None:
             reported = ", ".join(sorted(fact.__name__ for fact in missing))
             raise DisclosureError(
                 f"{context.where}: array '{name}' does not leave: {reported} is declared to stand behind it, "
-                "and the step did not tell it. Nothing was released; this is for the author of the family to "
-                "mend"
+                "and the step did not report it. Nothing was released. The author of the family must report "
+                "this fact"
             )
 
 

@@ -54,7 +54,7 @@ def coordinator_learns(planned: Sequence[ExpectedArray], at: str | None) -> Iter
 
 
 def masked_sums_reveal(planned: Sequence[ExpectedArray], n_masked: int) -> Iterator[str]:
-    """Say what masks leave to see."""
+    """List what the coordinator learns in spite of masks."""
     each = [row for row in planned if row.masked and row.kind == "per entity"]
     rows = [row for row in planned if row.masked and row.kind != "per entity"]
     if rows:

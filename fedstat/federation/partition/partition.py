@@ -397,7 +397,7 @@ class PartitionViews:
         return "\n".join([self.describe()._repr_html_(), *(f"<p>{line}</p>" for line in self._setting())])
 
     def _setting(self) -> list[str]:
-        """Say that nothing is protected, where all is in one process."""
+        """Warn that no privacy protection applies within one process."""
         return list(filter(None, [getattr(self.engine, "setting", "")]))
 
 

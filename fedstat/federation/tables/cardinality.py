@@ -28,9 +28,9 @@ from fedstat.codec import Minimum
 from fedstat.typing import Floats, Ints
 
 EXACT = 53.0
-"""Bits that an exact sum carries: of a double."""
+"""Bits of information in one exact sum: those of the mantissa of a double."""
 DITHERED = 10.0
-"""The same of a dithered column, rounded up: 8.4 by
+"""Bits of information in one sum of a dithered column: 8.4, rounded up; see
 :data:`fedstat.models.vertical.exchange.standardized_columns.WIDTH`."""
 
 

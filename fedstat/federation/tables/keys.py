@@ -282,7 +282,7 @@ BYTES_OF: Mapping[str, Callable[[pd.Series[Any]], list[bytes]]] = MappingProxyTy
 
 
 def as_points(data: bytes) -> Array:
-    """Take bytes as points, shape (n, 32)."""
+    """Interpret bytes as curve points, (n, 32)."""
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, POINT_BYTES)
 
 

@@ -91,7 +91,7 @@ class FrameTable:
 
     @property
     def entities(self) -> Array:
-        """Which entity each row is of, (n_rows,) or (n_rows, w), written alike at all sites."""
+        """The entity of each row, (n_rows,) or (n_rows, w), written alike at all sites."""
         return np.arange(self.n_rows) if self._entities is None else self._entities
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
@@ -201,7 +201,7 @@ def read_at(table: Table) -> str:
 
 
 def entities_of(table: Table) -> Array:
-    """Return which entity each row is of: see :class:`FrameTable`; places in a table that is streamed."""
+    """Return the entity of each row, see :class:`FrameTable`; its position if the table is streamed."""
     held = table.table if isinstance(table, LabeledTable) else table
     return held.entities if isinstance(held, FrameTable) else np.arange(held.n_rows)
 

@@ -87,7 +87,7 @@ class KaplanMeierRecord:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CumulativeIncidenceRecord(KaplanMeierRecord):
-    """The same with competing events: `events` are of any kind, `by_cause` (G, J, C) those of each."""
+    """Counts with competing events: `events` of any cause, `by_cause` (G, J, C) by cause."""
 
     causes: Annotated[tuple[str, ...], "C"]
     by_cause: Annotated[Floats, "G J C"]

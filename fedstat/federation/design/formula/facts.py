@@ -68,7 +68,7 @@ def response_facts(text: str) -> FactorsRequested:
 
 
 def offset_facts(texts: Sequence[str]) -> FactorsRequested:
-    """Tell of what stands inside ``offset(...)``."""
+    """Return the columns and functions of the offset."""
     expressions = [parse_numeric(text) for text in texts]
     return FactorsRequested([_factor(one, one.tree) for one in expressions])
 

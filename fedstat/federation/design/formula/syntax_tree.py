@@ -78,12 +78,11 @@ MAX_EXPONENT = 10
 MAX_NUMBER = 1e300
 
 ALLOWED = (
-    "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), "
-    "C(x, Sum), C(x, Helmert), C(x, Diff), C(x, Poly), C(x, levels=['one', 'two']), "
-    "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), "
-    "cr(x, df=4, constraints='center') (where sites hold different rows with knots=(40, 60), lower_bound=18, "
-    "upper_bound=90 instead of df), cc(...), poly(x, 2), I(x > 3), and + - * / ** with numbers inside a "
-    "transform or I()"
+    "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), C(x, "
+    "Sum), C(x, Helmert), C(x, Diff), C(x, Poly), C(x, levels=['one', 'two']), log, exp, sqrt, np.log, "
+    "np.exp, np.sqrt, scale, center, bs(x, df=4), cr(x, df=4, constraints='center') (where sites hold "
+    "different rows with knots=(40, 60), lower_bound=18, upper_bound=90 instead of df), cc(...), poly(x, 2), "
+    "I(x > 3), and + - * / ** with numbers inside a transform or I()"
 )
 ALLOWED_NUMERIC = (
     "allowed inside offset() and cbind() are columns, `odd names` in backticks, Q('odd name'), numbers, "

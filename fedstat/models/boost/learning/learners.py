@@ -358,7 +358,7 @@ def check_coded(
 
 
 def with_bounds(learner: Learner, ends: Callable[[str], tuple[float, float] | None]) -> Learner:
-    """Give a smooth effect of a column the ends of its basis, where the formula has not."""
+    """Set the bounds of a spline from the published range if the formula has none."""
     if learner.kind != "bbs" or learner.low < learner.high:
         return learner
     found = ends(learner.of)

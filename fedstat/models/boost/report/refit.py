@@ -119,8 +119,8 @@ def refit(sums: CurveSums, design: BoostDesign, gram: Floats, learners: Sequence
     n, q = sums.n, ends[-1]
     if n <= q + len(gram):
         raise EstimationError(
-            f"{n:,.0f} rows for {q} columns of the chosen learners: their errors cannot be told. Choose "
-            "fewer learners or knots"
+            f"{n:,.0f} rows for {q} columns of the chosen learners: the residual covariance cannot be "
+            "estimated. Choose fewer learners or knots"
         )
     _check_collinear(own, design, chosen, places)
     penalties = _penalties(design, chosen, places, margins, len(gram))
@@ -172,7 +172,7 @@ def _check_collinear(
 
 
 def _shrunken(design: BoostDesign, p: int) -> bool:
-    """Whether a refit penalizes a learner along what it is of; linear effects it does not."""
+    """Return whether the refit penalizes a learner along its covariate. Linear effects are not penalized."""
     return design.learners[p].smooth or design.learners[p].kind == "brandom"
 
 
