@@ -6,7 +6,8 @@ from scipy.stats import gumbel_r
 from statsmodels.genmod.families import links
 
 import fedstat as fs
-from fedstat.kernels.glm.distributions import DISTRIBUTIONS, LINKS, DistributionSpec, Link
+from fedstat.errors import ModelError
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS, LINKS, DistributionSpec, Link, describe_link
 from fedstat.kernels.glm.sums import in_domain
 
 MU = np.linspace(0.15, 0.85, 8)
@@ -82,3 +83,14 @@ def test_a_new_link_is_one_entry(monkeypatch):
     np.testing.assert_allclose(new.params, -known.params, rtol=1e-6)
     np.testing.assert_allclose(new.llf, known.llf, rtol=1e-9)
     assert "Rosin" in str(new.summary())
+
+
+def test_a_link_whose_key_is_not_its_class_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(LINKS, "gumbel", Link(Rosin, closed=True))
+    with pytest.raises(
+        ModelError, match=r"link Rosin is entered into LINKS as 'gumbel'.*change the key to 'Rosin'"
+    ):
+        describe_link(Rosin())
+    monkeypatch.delitem(LINKS, "gumbel")
+    with pytest.raises(ModelError, match="link Rosin has no known name"):
+        describe_link(Rosin())

@@ -436,7 +436,13 @@ def describe_link(link: Any) -> tuple[str, dict[str, float]]:
     if kind.__module__ == links.__name__ and kind.__name__.islower():
         kind = kind.__mro__[1]  # a deprecated alias
     name = kind.__name__
-    if name not in LINKS or LINKS[name].kind is not kind:
+    keys = [key for key, entry in LINKS.items() if entry.kind is kind]
+    if keys and keys != [name]:
+        raise ModelError(
+            f"link {name} is entered into LINKS as {keys[0]!r}. Sites find a link by the name of its class: "
+            f"change the key to {name!r}"
+        )
+    if not keys:
         raise ModelError(f"link {name} has no known name; expected one of {', '.join(LINKS)}")
     entry = LINKS[name]
     if entry.cdf is not None and link.dbn is not entry.cdf:
