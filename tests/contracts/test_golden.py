@@ -1,0 +1,44 @@
+"""Printed summaries, the numbers behind them and the releases of all families equal stored ones.
+
+Where a change is meant, ``python -m pytest tests/contracts/test_golden.py --write-golden`` writes the files
+again; ``-k "cox"`` writes those of some fits. The commit says why they change.
+"""
+
+import pytest
+from contracts import golden
+from contracts.families import FITS, MADE, result
+
+NAMES = [*FITS, *MADE]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_summary_and_numbers(name, writes_golden):
+    found = result(name)
+    if writes_golden:
+        golden.write(name, found)
+    text, numbers = golden.read(name)
+    fit = FITS[MADE[name][0] if name in MADE else name]
+    wrong = golden.text_differences(text, golden.text_of(found))
+    wrong += golden.differences(
+        numbers, golden.json.loads(golden.json.dumps(golden.numbers_of(found))), fit.tolerance
+    )
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def test_golden_files_are_those_of_the_registry():
+    stored = {path.name for path in golden.FOLDER.iterdir()}
+    assert stored == {f"{name.replace(' ', '-')}{end}" for name in NAMES for end in (".txt", ".json")}
+
+
+def test_golden_comparison_sees_each_kind_of_difference():
+    assert not golden.text_differences("a 1.234 b 5", "a 1.235 b 5")
+    for changed in ("a 1.236 b 5", "a 1.234 b 6", "c 1.234 b 5", "a 1.234 b 5\nmore", "a  1.234 b 5"):
+        assert golden.text_differences("a 1.234 b 5", changed), changed
+    table = {"term": ["x"], "estimate": [2.0]}
+    assert not golden.differences(table, {"term": ["x"], "estimate": [2.0 + 1e-9]}, 1e-9)
+    for changed in (
+        {"term": ["z"], "estimate": [2.0]},
+        {"term": ["x"], "estimate": [2.0 + 1e-8]},
+        {"term": ["x"]},
+    ):
+        assert golden.differences(table, changed, 1e-9), changed
