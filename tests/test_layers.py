@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
     "results": {"federation", "inference", "models"},
     "operator": {*FOUNDATION, "privacy", "federation"},
+    "warm_up": {"federation", "models", "datasets"},
     "template": set(),
 }
 BUILDS_ON = {"copula_glm": "copula", "boost": "copula", "impute": "vfem", "vfem": "vglm", "gee": "glm"}
