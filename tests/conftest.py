@@ -65,6 +65,14 @@ def same_secrets():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynchronized_files():
+    """Leave files to the operating system: to wait for the disk protects them from a loss of power only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef, request):
     """Begin the secrets of a fixture, which may serve several tests."""

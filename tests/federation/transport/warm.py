@@ -1,5 +1,6 @@
 """Imports the package and runs its kernels once, so that a process forked after it need not."""
 
+import os
 import warnings
 
 import pyarrow.parquet
@@ -10,6 +11,7 @@ from fedstat.federation.disclosure.site import load_families
 from fedstat.operator import command_line
 
 IMPORTED = pyarrow.parquet, pytest, command_line
+os.fsync = lambda handle: None  # as in the process of the tests
 
 load_families()
 with warnings.catch_warnings():
