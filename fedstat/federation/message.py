@@ -165,7 +165,7 @@ class Step:
         Content of the plain JSON texts in the request and the reply.
     after : frozenset of str, optional
         Steps of the family of which one must directly precede it in a session; None: it may come at any time.
-        See :mod:`fedstat.federation.disclosure.protocol_order`.
+        See :mod:`fedstat.federation.disclosure.request_checks`.
     begins : bool
         Every fit begins with it: earlier requests of the session, and their order, no longer count.
     prepares : bool

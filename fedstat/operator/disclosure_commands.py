@@ -19,7 +19,7 @@ from fedstat.federation.audit.ledger_file import (
     read_ledger,
     record_declared_loss,
 )
-from fedstat.federation.disclosure.exposure import exposure
+from fedstat.federation.disclosure.column_sums import exposure
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import threats_under

@@ -18,10 +18,10 @@ from fedstat.errors import FedstatError, PartitionError, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, begin_ledger, read_ledger
 from fedstat.federation.crypto.keys import normalize_fingerprint
+from fedstat.federation.disclosure.approval import check_study_names, role_problems
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.request_checks import refusals
-from fedstat.federation.disclosure.roles import check_study_names, role_problems
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
 from fedstat.federation.files import write_atomic
 from fedstat.federation.message import Request, Step

@@ -34,8 +34,7 @@ from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.audit.receipt import Receipt
 from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
-from fedstat.federation.disclosure.approval import read_plan
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.approval import describe_plan, read_plan
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
 from fedstat.federation.partition.federation_file import read_federation

@@ -15,8 +15,7 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.codec import to_json
 from fedstat.errors import ConsentError, FedstatError, MessageError, PartitionError
-from fedstat.federation.disclosure.approval import read_plan
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.approval import describe_plan, read_plan
 from fedstat.federation.message import Request, pack_request, unpack_reply, unpack_request
 from fedstat.federation.protocols.engine import LocalEngine
 

@@ -6,9 +6,12 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.disclosure.differencing import check_level_difference, check_row_difference
+from fedstat.federation.disclosure.differencing import (
+    check_level_difference,
+    check_products,
+    check_row_difference,
+)
 from fedstat.federation.disclosure.facts import LevelsRequested, RowsUsed, SummedProducts
-from fedstat.federation.disclosure.products import check_products
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.table import FrameTable

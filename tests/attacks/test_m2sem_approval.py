@@ -8,7 +8,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import ConsentError
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.approval import describe_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 OWNER = fs.Policy.strict(per_entity="any", approval="owner")

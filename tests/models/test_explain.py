@@ -19,8 +19,8 @@ import statsmodels.genmod.families as families
 import fedstat as fs
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure import checks
-from fedstat.federation.disclosure.plan_text import plain_lines
-from fedstat.federation.disclosure.protocol_order import check_order
+from fedstat.federation.disclosure.approval import plain_lines
+from fedstat.federation.disclosure.request_checks import check_order
 from fedstat.models.explain import plans_of
 
 KEY = ["sender", "receiver", "step", "array", "kind", "what", "masked", "entities", "shape"]

@@ -16,23 +16,24 @@ from typing import Any, TypeAlias
 from fedstat.errors import DisclosureError, PolicyError, SessionError
 from fedstat.federation.audit.event_log import SessionChain, Subject
 from fedstat.federation.disclosure import differencing, facts, row_checks
+from fedstat.federation.disclosure.approval import admit, formula_of
+from fedstat.federation.disclosure.column_sums import check_column_sums, own_fit_problem
+from fedstat.federation.disclosure.differencing import check_products
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
-from fedstat.federation.disclosure.plan_text import formula_of
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, RepeatedRelease
-from fedstat.federation.disclosure.products import check_products
-from fedstat.federation.disclosure.protocol_order import check_dealer, check_order, check_sampled_sites
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import (
     check_columns,
     check_counts,
+    check_dealer,
     check_evaluation,
     check_factors,
+    check_order,
     check_per_entity_numbers,
     check_request,
+    check_sampled_sites,
 )
-from fedstat.federation.disclosure.roles import admit
-from fedstat.federation.disclosure.small_sites import check_column_sums, own_fit_problem
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable

@@ -158,7 +158,7 @@ class Policy:
         Fewest rows of a category level, unless there are none.
     products : {"any", "counted"}
         "counted" releases sums of products of two columns only where each product is nonzero in no row or in
-        at least `min_level_count` rows; see :mod:`fedstat.federation.disclosure.products`.
+        at least `min_level_count` rows; see :mod:`fedstat.federation.disclosure.differencing`.
     min_own_rows : int
         Fewest rows for which a number that rests on the site's rows alone is released, such as its own fit.
     max_column_sums : float or "any"

@@ -54,7 +54,7 @@ class ReleasedGroups:
         Weights from outside under which estimates were released.
     columns : (n_rows, k) array of float32
         Orthonormal basis of all columns of which sums were released; see
-        :mod:`fedstat.federation.disclosure.products`.
+        :mod:`fedstat.federation.disclosure.differencing`.
     levels : mapping of str to (n_rows, s) array of uint32
         Digests of the levels of a column by which sums were released, 0 for rows that were in none of them.
     persons : (n_rows,) array of int, optional

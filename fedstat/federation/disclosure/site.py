@@ -39,9 +39,9 @@ from fedstat.federation.disclosure.privacy_budget import (
     RepeatedRelease,
     read_budget_spent,
 )
-from fedstat.federation.disclosure.protocol_order import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.refusals import RefusalLog
 from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.request_checks import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
 from fedstat.federation.message import (

@@ -13,12 +13,11 @@ from fedstat.errors import DesignError, MessageError, PartitionError, SecurityEr
 from fedstat.federation.audit.event_log import NO_SUBJECT, SiteLedger
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
-from fedstat.federation.disclosure.approval import Approvals, FollowedPlan
+from fedstat.federation.disclosure.approval import AdmittedRoles, Approvals, FollowedPlan, Role
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.release_history import ReleaseHistory
-from fedstat.federation.disclosure.roles import AdmittedRoles, Role
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.typing import Array

@@ -30,10 +30,16 @@ from fedstat.federation.audit.ledger_file import (
     row_count_problem,
 )
 from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
-from fedstat.federation.disclosure.approval import AnalysisPlan, complete_digest, read_plan
+from fedstat.federation.disclosure.approval import (
+    AnalysisPlan,
+    Role,
+    Study,
+    check_study_names,
+    complete_digest,
+    read_plan,
+)
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleaseHistory
-from fedstat.federation.disclosure.roles import Role, Study, check_study_names
 from fedstat.federation.disclosure.site import Site, load_families
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.files import is_open_to_others, read_private, write_atomic

@@ -32,6 +32,7 @@ from fedstat.federation.design.horizontal_steps import (
     unknown_levels,
 )
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
+from fedstat.federation.disclosure.column_sums import sums_left
 from fedstat.federation.disclosure.differencing import SAME_ROWS_REMEDY
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
@@ -48,7 +49,6 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.leverage import masked_among_the_same
-from fedstat.federation.disclosure.small_sites import sums_left
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.columns import as_numbers

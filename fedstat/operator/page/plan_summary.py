@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from fedstat.errors import PartitionError
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
-from fedstat.federation.disclosure.approval import AnalysisPlan
-from fedstat.federation.disclosure.plan_text import describe_plan, plain_lines
+from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan, plain_lines
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.transport.site_folder import PlanFolder
 

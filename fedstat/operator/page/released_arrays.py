@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from fedstat.federation.audit.event_log import REFUSAL, SessionChain, SiteEntry
-from fedstat.federation.disclosure.exposure import ColumnExposure
+from fedstat.federation.disclosure.column_sums import ColumnExposure
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")

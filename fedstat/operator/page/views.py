@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
-from fedstat.federation.disclosure.approval import AnalysisPlan
-from fedstat.federation.disclosure.exposure import exposure
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
+from fedstat.federation.disclosure.column_sums import exposure
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.federation.disclosure.exposure import column_exposure, exposure
+from fedstat.federation.disclosure.column_sums import column_exposure, exposure
 
 X = pd.Series([1.0, 2.0, 3.0, 10.0, np.nan])
 

@@ -19,9 +19,11 @@ from fedstat.federation.disclosure.approval import (
     ReleasedArray,
     bound_text,
     complete_digest,
+    describe_plan,
+    formula_of,
+    plain_lines,
     undeclared_part,
 )
-from fedstat.federation.disclosure.plan_text import describe_plan, formula_of, plain_lines
 from fedstat.federation.message import ArrayDeclaration, Request, Step
 
 TOTAL = ReleasedArray("total", "aggregate", "a sum", masked=False, numbers=3, entities=40)

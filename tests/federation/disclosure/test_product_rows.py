@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from reporting import FAMILY, N_ROWS, STEPS, refusal_of, rule_against, site_of
 
-from fedstat.federation.disclosure import products
+from fedstat.federation.disclosure import differencing
+from fedstat.federation.disclosure.differencing import new_directions, product_rows
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE
-from fedstat.federation.disclosure.products import new_directions, product_rows
 from fedstat.federation.disclosure.release_history import ReleasedGroups, ReleaseHistory
 from fedstat.federation.disclosure.site import FAMILIES, Site
 
@@ -254,7 +254,7 @@ def test_a_request_over_no_rows_has_no_products():
 
 @pytest.mark.parametrize(("most", "kept"), [(3 * N_ROWS, 3), (3 * N_ROWS - 1, 1)])
 def test_only_columns_with_zeros_are_entered_where_there_are_too_many(monkeypatch, most, kept):
-    monkeypatch.setattr(products, "MOST_KEPT", most)
+    monkeypatch.setattr(differencing, "MOST_KEPT", most)
     site = site_of(**COUNTED)
     assert rule_against(site, released(X, ones(ROWS[:30]))) == ""
     assert site.data.memory.released.columns.shape == (N_ROWS, kept)

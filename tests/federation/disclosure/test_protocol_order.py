@@ -10,7 +10,7 @@ from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.crypto.masks import WIDE
 from fedstat.federation.disclosure.facts import ProductDealer
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.protocol_order import (
+from fedstat.federation.disclosure.request_checks import (
     bind_common,
     check_dealer,
     check_order,

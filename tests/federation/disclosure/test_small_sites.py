@@ -9,8 +9,8 @@ from reporting import FAMILY, PENDING, STEPS, refusal_of, request, rule_against,
 
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.column_sums import column_sums
 from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.federation.disclosure.small_sites import column_sums
 from fedstat.federation.tables.published import PublishedColumn
 
 N = 200

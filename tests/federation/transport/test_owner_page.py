@@ -22,7 +22,7 @@ from operating import main
 from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
 
 from fedstat.errors import MessageError, SecurityError
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.approval import describe_plan
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.message import Request, pack_request
