@@ -24,7 +24,7 @@ def toml_quoted(text: str) -> str:
     return tomlkit.item(text).as_string()
 
 
-def set_entry(path: Path, table: str, name: str, value: str) -> None:
+def set_entry(path: Path, table: str, name: str, value: str | int) -> None:
     """Set an entry of a table, or of the top level where `table` is empty; comments stay where they are.
 
     Raises
@@ -129,7 +129,14 @@ on_pending = ""
 kind = {kind}          # one of {kinds}
 path = {path}
 {key}    # columns that identify a record; no model uses them
-# na_values = ["", "NA"]  # how a text file marks a missing value
+# How a text file is written. 'fedstat site describe {folder}' proposes these entries from its first lines:
+# separator = ";"         # "\t" is a tab
+# decimal = ","
+# thousands = "."
+# encoding = "latin-1"    # or "cp1252", "utf-16"; by default UTF-8
+# skip_lines = 2          # lines above the names of the columns
+# date_format = "dd.mm.yyyy"
+# na_values = ["", "NA"]  # how a missing value is written
 # counts = "n"            # column with the number of entities that a row represents (tables of counts)
 #
 # A database is only read, once when the site starts. Its address is in an environment variable and is not

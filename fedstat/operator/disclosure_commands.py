@@ -57,6 +57,7 @@ from fedstat.operator.page.released_arrays import (
     refusals_of,
     released_rows,
 )
+from fedstat.operator.site_commands import write_text_format
 from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
@@ -67,19 +68,22 @@ WIDTH = 100
 
 def describe_columns(folder: Path) -> int:
     """Propose a public description of the columns if there is none; otherwise compare the data with it."""
+    write_text_format(folder)
     description, path = read_description(folder), folder / COLUMNS
     table = open_records(folder, description)
     print(underlined(f"Published description of the columns of site {description.name}"))
+    dictionary = read_accepted(folder, description.coordinator)
     if path.exists():
         published = read_published(path.read_text(encoding="utf-8"), f"'{path}'")
         show_columns(published, table.columns)
         problems = list(description_problems(description.name, published, table))
+        if dictionary is not None:
+            problems += dictionary.problems(description.name, published)
         print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
         if problems or not set(table.columns) <= published.keys():
             print(f"\n  '{path}' was not changed. For a new proposal, remove it and run this command again.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
-    dictionary = read_accepted(folder, description.coordinator)
     if dictionary is not None:
         return _describe_from(folder, description.name, table, dictionary)
     withheld = withheld_columns(table, least)

@@ -28,8 +28,10 @@ from fedstat.federation.message import Request, Step
 from fedstat.federation.protocols.schema import table_schema
 from fedstat.federation.tables.aligned_table import ALIGNED_BY, AlignedTable
 from fedstat.federation.tables.checks import content_problems
-from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
+from fedstat.federation.tables.dictionary import read_accepted
+from fedstat.federation.tables.sources import SOURCE_KINDS, TEXT, kind_of_file
 from fedstat.federation.tables.table import LabeledTable, Table
+from fedstat.federation.tables.text_files import propose_format
 from fedstat.federation.transport.bucket import given_exchange, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, check_flare_name
 from fedstat.federation.transport.live_config import ActiveRules
@@ -86,6 +88,8 @@ def init_site(
     over_flare = transport == FLARE
     if over_flare:
         check_flare_name(name)
+    if data is not None and not Path(data).is_file():
+        raise PartitionError(f"there is no file '{data}'; without --data, describe the data in {DESCRIPTION}")
     # paths on the command line are relative to the current folder
     path = "records.csv" if data is None else str(Path(data).resolve())
     exchange = "# exchange =" if over_flare else f"exchange = {toml_quoted(given_exchange(exchange))}"
@@ -93,6 +97,8 @@ def init_site(
     fingerprint = identity.public.fingerprint
     _fill_folder(folder, name, path, exchange, key)
     card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
+    if data is not None:
+        write_text_format(folder)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {shell_path(folder)}")
     print(f"      read the proposed {COLUMNS}, then    fedstat site check {shell_path(folder)}")
     print(f"      send '{card}' to the coordinator, who sends a roster back")
@@ -129,6 +135,21 @@ def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
     }
 
 
+def write_text_format(folder: Path) -> None:
+    """Write how the site's text file is written into site.toml, where it lacks this, and tell the owner."""
+    source, file = read_description(folder).source, Path(read_description(folder).source.path)
+    if source.kind != TEXT or not file.is_file():
+        return
+    found = propose_format(file, source.text_format)
+    for name, value in found.entries.items():
+        set_entry(folder / DESCRIPTION, "data", name, value)
+    if found.entries:
+        print(f"'{file.name}' has {', '.join(found.words.values())}. Written to '{folder / DESCRIPTION}':")
+        print(f"  {found.text}\n")
+    for remark in found.remarks:
+        print(f"'{file.name}': {remark}. Entries belong under [data] in '{folder / DESCRIPTION}'.\n")
+
+
 def add_study(folder: Path, card: Path, name: str, exchange: str) -> int:
     """Let another coordinator send requests, for a study of its own at the same table."""
     description, reported = read_description(folder), read_card(card)
@@ -156,6 +177,7 @@ def add_table(folder: Path, name: str, data: Path, exchange: str) -> int:
     make_table(folder / DESCRIPTION, "tables")
     set_entry(folder / DESCRIPTION, "tables", name, f"tables/{name}")
     print(f"'{place}' is the folder of table '{name}' of {description.name}.")
+    write_text_format(place)
     print("The site serves it after a restart, and every command takes this folder: describe, check, page.")
     print("Do not publish records of the same persons in two tables: their releases are not compared.")
     return 0
@@ -280,7 +302,7 @@ def _examine(folder: Path) -> list[str]:
     table = _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
     problems += _show_budget(folder, description.name, policy)
-    problems += _description_problems(folder, description.name, policy, table)
+    problems += _description_problems(folder, description, policy, table)
     _show_trust(description, fingerprint, problems)
     problems += mode_problems(folder)
     problems += rule_problems(folder)
@@ -311,10 +333,15 @@ def _start_problems(folder: Path, found: Sequence[str]) -> Iterator[str]:
         site.site_ledger.store.close()
 
 
-def _description_problems(folder: Path, name: str, policy: Policy, table: Table | None) -> Iterator[str]:
+def _description_problems(
+    folder: Path, description: SiteDescription, policy: Policy, table: Table | None
+) -> Iterator[str]:
     if table is not None:
         try:
-            read_site_columns(folder, name, table)
+            published = read_site_columns(folder, description.name, table)
+            dictionary = read_accepted(folder, description.coordinator)
+            if dictionary is not None and published:
+                yield from dictionary.problems(description.name, published)
         except FedstatError as error:
             yield str(error)
     if policy.formulas == "simple" and not (folder / COLUMNS).exists():

@@ -220,9 +220,19 @@ def _dictionary_remarks(
         return
     key = coordinator_identity(federation.folder).public.fingerprint
     dictionary = read_accepted(federation.folder, key)
-    if dictionary is not None and federation.layout == "horizontal":
-        for site, schema in schemas.items():
-            yield from dictionary.departures(site, schema.published)
+    if dictionary is None or federation.layout != "horizontal":
+        return
+    found = {site: dictionary.departures(schema.published) for site, schema in schemas.items()}
+    lines = [
+        f"{site}: {', '.join(f'{name!r} ({how})' for name, how in differ.items())}"
+        for site, differ in found.items()
+        if differ
+    ]
+    if lines:
+        yield (
+            f"descriptions of columns differ from the dictionary of the study. {'; '.join(lines)}. Owners "
+            "see this by 'fedstat site check', and correct columns.toml"
+        )
 
 
 def _stack_connected(

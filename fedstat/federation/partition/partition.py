@@ -55,7 +55,6 @@ from fedstat.federation.tables.curves import CurveArray
 from fedstat.federation.tables.keys import Alignment, link_tables, split_columns, split_rows
 from fedstat.federation.tables.published import IntoPublished, PublishedColumn
 from fedstat.federation.tables.sources import (
-    NA_VALUES,
     IntoTable,
     named_row_tables,
     named_table,
@@ -64,6 +63,7 @@ from fedstat.federation.tables.sources import (
     read_table,
 )
 from fedstat.federation.tables.table import FrameTable, Table, plain_columns, table_curves
+from fedstat.federation.tables.text_files import NA_VALUES, TextFormat
 from fedstat.federation.transport.remote import RemoteEngine, Transport
 from fedstat.typing import Ints
 
@@ -721,7 +721,7 @@ class ClientPartition(PartitionViews):
         check.raise_problems(check.site_problems(paths))
         read = open_table if layout == "horizontal" else read_table
         return cls.from_frames(
-            {site: read(site, path, na_values, dtype) for site, path in paths.items()},
+            {site: read(site, path, TextFormat(na_values), dtype) for site, path in paths.items()},
             on,
             layout=layout,
             site_column=site_column,

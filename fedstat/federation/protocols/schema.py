@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import MESSAGES, VERSION, InstalledVersion, Request, control, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.aligned_table import AlignedTable
-from fedstat.federation.tables.columns import arrow_kind, kind, object_kind
+from fedstat.federation.tables.columns import kind, object_kind
 from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import CurveShape
 from fedstat.federation.tables.published import Published
@@ -105,11 +105,9 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
 def _kind(table: Table, name: str) -> str | None:
     if isinstance(table, FrameTable):
         return kind(table.frame[name])
-    if isinstance(table, ParquetTable):
-        return arrow_kind(table.schema.field(name).type)
-    if isinstance(table, SqlTable):
-        return table.kinds[name]
-    return object_kind(table, name) if isinstance(table, CurveTable) else None
+    if isinstance(table, SqlTable) and name not in table.conversions:
+        return table.kinds[name]  # with whole numbers as such
+    return object_kind(table, name) if isinstance(table, ParquetTable | SqlTable | CurveTable) else None
 
 
 @step(

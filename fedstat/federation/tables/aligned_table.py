@@ -268,7 +268,7 @@ def _with_key_columns(table: Table, names: Sequence[str]) -> Table:
         return table
     inner = table.table if isinstance(table, CurveTable) else table
     if isinstance(inner, ParquetTable):
-        return ParquetTable(inner.path, inner.rows_per_chunk)
+        return ParquetTable(inner.path, inner.rows_per_chunk, conversions=inner.conversions)
     if isinstance(inner, FrameTable) and inner.key_columns is not None:
         return FrameTable(pd.concat([inner.frame, inner.key_columns.reset_index(drop=True)], axis=1))
     return table

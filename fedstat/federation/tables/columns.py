@@ -85,6 +85,8 @@ def object_kind(table: HeldTable, name: str) -> str | None:
     """Say what a column holds; None where there is nothing to judge by."""
     if isinstance(table, CurveTable):
         return CURVES if name in table.curves else object_kind(inner_table(table), name)
+    if isinstance(table, ParquetTable | SqlTable) and name in table.conversions:
+        return table.conversions[name].kind
     if isinstance(table, ParquetTable):
         return arrow_kind(table.schema.field(name).type)
     if isinstance(table, SqlTable):

@@ -128,20 +128,25 @@ class DataDictionary:
         """Return the public description of those of these columns that it has."""
         return {name: column.published for name, column in self.columns.items() if name in names}
 
-    def departures(self, site: str, published: Published) -> Iterator[str]:
-        """Yield in what the description of a site differs."""
+    def departures(self, published: Published) -> dict[str, str]:
+        """Return by column in what the description of a site differs."""
+        found = {}
         for name, column in self.columns.items():
-            if name not in published:
-                yield f"{site}: column '{name}' of the dictionary is not published"
-                continue
-            here, there = published[name], column.published
-            other = [word for word in COMPARED if getattr(here, word) != getattr(there, word)]
-            if other:
-                yield (
-                    f"{site}: column '{name}' is published with another {' and '.join(other)} than the "
-                    "dictionary of the study has. Its owner corrects columns.toml, or the coordinator the "
-                    "dictionary"
-                )
+            here, there = published.get(name), column.published
+            other = [word for word in COMPARED if here and getattr(here, word) != getattr(there, word)]
+            if here is None or other:
+                found[name] = f"another {' and '.join(other)}" if other else "not published"
+        return found
+
+    def problems(self, site: str, published: Published) -> Iterator[str]:
+        """Yield for its owner in what the description of a site differs."""
+        for name, how in self.departures(published).items():
+            how = f"published with {how}" if name in published else how
+            yield (
+                f"{site}: column '{name}' of dictionary {self.number} of the study is {how}. Correct "
+                "columns.toml, or remove it and repeat 'fedstat site describe FOLDER', which writes it by "
+                "the dictionary"
+            )
 
 
 def read_columns(path: Path) -> dict[str, DictionaryColumn]:

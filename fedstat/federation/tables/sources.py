@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -20,21 +21,29 @@ from fedstat.errors import PartitionError
 from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.checks import name_problems, raise_problems, site_problems
-from fedstat.federation.tables.columns import HeldTable, arrow_kind, kind
+from fedstat.federation.tables.columns import HeldTable, arrow_kind, kind, object_kind
 from fedstat.federation.tables.curve_columns import CurveTable, LongCurve, with_curves
 from fedstat.federation.tables.curves import Curve
 from fedstat.federation.tables.database import SECONDS, open_database
 from fedstat.federation.tables.sql_table import MEGABYTES, SqlTable
-from fedstat.federation.tables.table import NO_PYARROW, FrameTable, ParquetTable, Table
+from fedstat.federation.tables.table import NO_PYARROW, Conversion, FrameTable, ParquetTable, Table
+from fedstat.federation.tables.text_files import (
+    NA_VALUES,
+    PANDAS_OPTIONS,
+    Proposal,
+    TextFormat,
+    UnreadableTextError,
+    read_text,
+)
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
 # From tables and files of any kind to pandas frames.
 
-NA_VALUES = ("", "NA", "NaN")
 T = TypeVar("T")
+StreamedT = TypeVar("StreamedT", ParquetTable, SqlTable)
 IntoTable: TypeAlias = IntoDataFrame | FrameTable | ParquetTable | SqlTable | CurveTable
-TableReader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
+TableReader: TypeAlias = Callable[[Path, TextFormat, Any], pd.DataFrame]
 
 
 def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
@@ -67,19 +76,38 @@ def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
     return frame.reset_index(level=in_index) if in_index else frame
 
 
-def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+def advise_analyst(found: Proposal) -> str:
+    """Return what an analyst can do about a file that cannot be read."""
+    if not found.entries:
+        return "Check its separator, encoding and `dtype`, or read it yourself and use from_frames."
+    options = ", ".join(f"{PANDAS_OPTIONS[name]}={value!r}" for name, value in found.entries.items())
+    return f"Read it by  pandas.read_csv(path, {options})  and use from_frames."
+
+
+def advise_owner(found: Proposal) -> str:
+    """Return what the owner of a site can do about a file that cannot be read."""
+    if not found.entries:
+        return "Correct the file, or export it again."
+    return f"Write  {found.text}  under [data] in site.toml; 'fedstat site describe FOLDER' does it."
+
+
+def read_table(
+    client: str,
+    path: str | Path,
+    form: TextFormat,
+    dtype: Any,
+    advise: Callable[[Proposal], str] = advise_analyst,
+) -> pd.DataFrame:
     """Read one site's file into memory, by the ending of its name."""
     reader = _reader_of(client, Path(path))
-    return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
+    return _guarded(client, Path(path), lambda file: reader(file, form, dtype), advise)
 
 
-def open_table(
-    client: str, path: str | Path, na_values: Sequence[str], dtype: Any
-) -> pd.DataFrame | ParquetTable:
+def open_table(client: str, path: str | Path, form: TextFormat, dtype: Any) -> pd.DataFrame | ParquetTable:
     """Open one site's file: Parquet is streamed from disk, text is read."""
     if _reader_of(client, Path(path)) is _read_parquet:
-        return _guarded(client, Path(path), ParquetTable)
-    return read_table(client, path, na_values, dtype)
+        return _guarded(client, Path(path), ParquetTable, advise_analyst)
+    return read_table(client, path, form, dtype)
 
 
 def _reader_of(client: str, file: Path) -> TableReader:
@@ -91,44 +119,31 @@ def _reader_of(client: str, file: Path) -> TableReader:
     return reader
 
 
-def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
+def _guarded(client: str, file: Path, read: Callable[[Path], T], advise: Callable[[Proposal], str]) -> T:
     """Read a file; an error describes the problem without quoting it."""
     try:
         return read(file)
     except ImportError as error:
         raise ImportError(NO_PYARROW) from error
+    except UnreadableTextError as error:
+        problem, found = f": {error}", error.found
     except (ValueError, OSError) as error:
         # the reader's own message may quote a cell of the file
-        kind = type(error).__name__
-    raise PartitionError(
-        f"site {client!r}: {file} could not be read ({kind}). Check its separator, encoding and "
-        "`dtype`, or read it yourself and use from_frames."
-    )
+        problem, found = f" ({type(error).__name__})", Proposal()
+    raise PartitionError(f"site {client!r}: {file} could not be read{problem}. {advise(found)}")
 
 
-def _text_reader(separator: str) -> TableReader:
-    """Reader of text files; it reads complete columns to determine their types."""
-
-    def read(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-        # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
-        settings: dict[str, Any] = {"na_values": list(na_values), "keep_default_na": False}
-        # a number that was written in full is read to the last bit, as from other sources
-        settings |= {"float_precision": "round_trip", "low_memory": False}
-        frame: pd.DataFrame = pd.read_csv(file, sep=separator, dtype=dtype, **settings)
-        return frame
-
-    return read
-
-
-def _read_parquet(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+def _read_parquet(file: Path, form: TextFormat, dtype: Any) -> pd.DataFrame:
     return pd.read_parquet(file)
 
 
 READERS: dict[str, TableReader] = {
-    ".csv": _text_reader(","),
-    ".csv.gz": _text_reader(","),
-    ".tsv": _text_reader("\t"),
-    ".tsv.gz": _text_reader("\t"),
+    ".csv": read_text,
+    ".csv.gz": read_text,
+    ".tsv": read_text,
+    ".tsv.gz": read_text,
+    ".txt": read_text,
+    ".txt.gz": read_text,
     ".parquet": _read_parquet,
 }
 """How a file is read into memory, by the ending of its name."""
@@ -246,9 +261,9 @@ class DeclaredColumn:
         Such as ``"mg/l"``; compared with the ``unit`` in the metadata of a Parquet column, if it has one.
         Text files and databases have no unit.
     since : str
-        Public origin of dates in a text file, such as ``"2020-01-01"``: the column holds the days since then.
+        Public origin of dates, such as ``"2020-01-01"``: the column holds the days since then.
     codes : mapping of str to str
-        Names of the values of a text file as it has them, such as ``{"1" = "male", "2" = "female"}``. Other
+        Names of the values as the source has them, such as ``{"1" = "male", "2" = "female"}``. Other
         values stay as they are.
     """
 
@@ -286,10 +301,12 @@ class Source:
         Columns that must be there, and what they hold; others may be there too.
     na_values : tuple of str
         How a missing cell of a text file is written.
+    separator, decimal, thousands, encoding, skip_lines, date_format
+        How a text file is written: see :class:`fedstat.federation.tables.text_files.TextFormat`.
     curves : mapping of str to Curve or LongCurve
         Columns that hold curves, or for a text file long tables of them, by their paths.
     dictionary : mapping of str to DeclaredColumn
-        How the dictionary of the study reads columns of a text file, unless `schema` declares them.
+        How the dictionary of the study reads columns, unless `schema` declares them.
     counts : str
         Column with the number of entities that a row represents, if the table is one of counts; horizontal
         layout only. The table then has one row for each entity, and does not show the column.
@@ -309,6 +326,12 @@ class Source:
     key: tuple[str, ...] = ()
     schema: Mapping[str, DeclaredColumn] = field(default_factory=dict)
     na_values: tuple[str, ...] = NA_VALUES
+    separator: str = ""
+    decimal: str = ""
+    thousands: str = ""
+    encoding: str = ""
+    skip_lines: int | None = None
+    date_format: str = ""
     memory: int = MEGABYTES
     timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
@@ -341,6 +364,11 @@ class Source:
         if isinstance(schema, Mapping):
             given["schema"] = {n: {"type": v} if isinstance(v, str) else v for n, v in schema.items()}
         return from_plain(cls, {"site": site, **given}, f"{site}: its source", PartitionError, defaults=True)
+
+    @property
+    def text_format(self) -> TextFormat:
+        """How a text file is written."""
+        return TextFormat(**{part.name: getattr(self, part.name) for part in fields(TextFormat)})
 
     @property
     def units(self) -> dict[str, str]:
@@ -419,7 +447,7 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
     declared = {**source.dictionary, **source.schema}
     dtype = {name: "str" for name, column in declared.items() if column.type == "text"}
-    frame = read_table(source.site, source.path, source.na_values, dtype)
+    frame = read_table(source.site, source.path, source.text_format, dtype, advise_owner)
     check.raise_problems(check.name_problems(source.site, frame.columns))
     _check_present(source, frame.columns)
     declared = {name: column for name, column in declared.items() if name in frame.columns}
@@ -431,18 +459,35 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
                 frame[name] = dates
     check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
     _check_schema(replace(source, schema=declared), lambda name: _kind_in_memory(frame[name]))
-    for name, column in declared.items():
-        if column.since:
-            frame[name] = (frame[name] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
-        if column.codes:
-            frame[name] = _named_codes(frame[name], column.codes)
+    for name, one in _conversions(declared, lambda name: kind(frame[name])).items():
+        frame[name] = one.convert(frame[name])
     table = FrameTable(frame.drop(columns=list(leave_out)))
     table.key_columns = frame[list(source.key)] if source.key else None
     return table
 
 
+def _conversions(
+    declared: Mapping[str, DeclaredColumn], kind_of: Callable[[str], str | None]
+) -> dict[str, Conversion]:
+    """Return how columns with dates become days, and codes get their names."""
+    found: dict[str, Conversion] = {}
+    for name, column in declared.items():
+        if column.since and kind_of(name) == "dates":
+            found[name] = Conversion("numbers", partial(_days_since, since=column.since))
+        elif column.codes:
+            found[name] = Conversion("text", partial(_named_codes, codes=column.codes))
+    return found
+
+
+def _days_since(column: pd.Series[Any], since: str) -> pd.Series[Any]:
+    dates = pd.to_datetime(column, utc=isinstance(column.dtype, pd.DatetimeTZDtype))
+    zoneless = dates.dt.tz_localize(None) if isinstance(dates.dtype, pd.DatetimeTZDtype) else dates
+    return (zoneless - pd.Timestamp(since)) / pd.Timedelta(days=1)
+
+
 def _named_codes(column: pd.Series[Any], codes: Mapping[str, str]) -> pd.Series[Any]:
     """Replace codes by their names; a number is compared by its shortest written form."""
+    column = column.astype(object)
     written = column.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
     named = written.map(codes)
     return named.where(named.notna(), written).where(column.notna(), None)
@@ -462,7 +507,7 @@ def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None)
     _check_present(source, table.schema.names)
     _check_schema(source, lambda name: _kind_in_file(table, name))
     check.raise_problems(_unit_problems(source, table))
-    return table
+    return _with_declared(source, table)
 
 
 def _open_sql(source: Source, leave_out: Sequence[str], folder: Path | None) -> SqlTable:
@@ -478,6 +523,13 @@ def _open_sql(source: Source, leave_out: Sequence[str], folder: Path | None) -> 
     )
     _check_present(source, tuple(table.kinds))
     _check_schema(source, table.kinds.__getitem__)
+    return _with_declared(source, table)
+
+
+def _with_declared(source: Source, table: StreamedT) -> StreamedT:
+    """Convert the declared columns of a streamed table, as far as it has them."""
+    declared = {n: one for n, one in {**source.dictionary, **source.schema}.items() if n in table.columns}
+    table.conversions |= _conversions(declared, lambda name: object_kind(table, name))
     return table
 
 
@@ -490,12 +542,15 @@ class SourceKind:
     endings: tuple[str, ...] = ()
 
 
+TEXT = "csv"
+"""Kind of text files."""
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
-        "csv": SourceKind(
+        TEXT: SourceKind(
             _open_in_memory,
-            "say in na_values how a missing cell is written, mend the file, or declare what is there",
-            (".csv", ".csv.gz", ".tsv", ".tsv.gz"),
+            "say under [data] how missing cells, decimals and dates are written (na_values, decimal, "
+            "date_format), correct the file, or declare what is there",
+            tuple(end for end, reader in READERS.items() if reader is read_text),
         ),
         "parquet": SourceKind(
             _open_parquet, "write the file again with this type, or declare what is there", (".parquet",)
@@ -508,7 +563,7 @@ SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
 
 def kind_of_file(path: str) -> str:
     """Kind of the source that a file can be; "csv" where no ending fits, whose errors then name them."""
-    return next((name for name, kind in SOURCE_KINDS.items() if path.lower().endswith(kind.endings)), "csv")
+    return next((name for name, kind in SOURCE_KINDS.items() if path.lower().endswith(kind.endings)), TEXT)
 
 
 def _description_problems(source: Source) -> Iterator[str]:
@@ -522,16 +577,15 @@ def _description_problems(source: Source) -> Iterator[str]:
             yield f"{where} of kind {source.kind!r} needs a path that ends in {', '.join(endings)}."
         if source.query or source.env or source.file:
             yield f"{where} of kind {source.kind!r} takes no query, env or file; those are for kind 'sql'."
+    yield from (f"{where}: {problem}" for problem in source.text_format.problems())
+    of_text = replace(source.text_format, na_values=NA_VALUES).given
+    if of_text and source.kind in SOURCE_KINDS and source.kind != TEXT:
+        yield f"{where} of kind {source.kind!r}: {', '.join(of_text)} are for text files."
     for name, column in source.schema.items():
         if column.type not in TYPES:
             yield (
                 f"{source.site}, column {name!r}: its declared type is unknown; expected one of "
                 f"{', '.join(map(repr, TYPES))}."
-            )
-        if (column.since or column.codes) and source.kind != "csv":
-            yield (
-                f"{source.site}, column {name!r}: since and codes are for text files. Convert the column in "
-                "the query, or in the file."
             )
         if column.since and not (column.type == "dates" and _is_date(column.since)):
             yield (

@@ -21,7 +21,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.tables.checks import name_problems, raise_problems
 from fedstat.federation.tables.database import NO_SQL, Database, DatabaseSession, single_query
-from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, frame_of, rows_only
+from fedstat.federation.tables.table import (
+    ROWS_PER_CHUNK,
+    Conversion,
+    check_columns,
+    frame_of,
+    rows_only,
+    with_conversions,
+)
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -190,8 +197,9 @@ class SqlTable:
     All rows come from one state of the database, that of `as_of`. Every pass over the table sees this state,
     even if the database changes. `key_hashes` (n_rows,) recognize a
     row at the next reading. `kinds` are the kinds of all columns, also of unused ones, None without a
-    value. A column has one type in every chunk; all chunks but the last have `rows_per_chunk` rows. At most
-    `memory` megabytes of rows are in memory; see :mod:`fedstat.federation.tables.sql_table` for the others.
+    value. A column has one type in every chunk; all chunks but the last have `rows_per_chunk` rows.
+    `conversions` are applied to the chunks. At most `memory` megabytes of rows are in memory; see
+    :mod:`fedstat.federation.tables.sql_table` for the others.
     """
 
     def __init__(
@@ -211,6 +219,7 @@ class SqlTable:
         self._quoted_key = ", ".join(map(database.reader.quoted, key))
         self._from = f"FROM (\n{single_query(database, query)}\n) records"
         self._kept = KeptRows(site, memory, folder)
+        self.conversions: dict[str, Conversion] = {}
         self.key_hashes = np.zeros(0, dtype=np.uint64)
         self._missing: set[str] = set()
         self._aware: set[str] = set()
@@ -233,7 +242,8 @@ class SqlTable:
             yield from rows_only(self.n_rows, self.rows_per_chunk)
             return
         types = {name: self._arrow_type(name) for name in columns}
-        yield from map(frame_of, self._kept.tables(types, self.rows_per_chunk))
+        for rows in self._kept.tables(types, self.rows_per_chunk):
+            yield with_conversions(frame_of(rows), self.conversions)
 
     def _read(self, session: DatabaseSession, leave_out: set[str]) -> None:
         """Read all rows, and learn the kind of every column and which have missing values."""

@@ -6,7 +6,8 @@ table of any length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -105,17 +106,37 @@ class FrameTable:
         yield pd.DataFrame(parts, index=self.frame.index, copy=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What the values of a column become as its chunks pass, and of which kind they then are."""
+
+    kind: str
+    convert: Callable[[pd.Series[Any]], pd.Series[Any]]
+
+
+def with_conversions(frame: pd.DataFrame, conversions: Mapping[str, Conversion]) -> pd.DataFrame:
+    """Convert the columns of a chunk that are declared in another form."""
+    parts = {name: one.convert(frame[name]) for name, one in conversions.items() if name in frame.columns}
+    return frame.assign(**parts) if parts else frame
+
+
 class ParquetTable:
     """A Parquet file; only the requested columns are read, chunk by chunk.
 
     A chunk has at most `rows_per_chunk` rows, and also ends where a row group of the file does. `columns`
     lacks what is left out, such as a key, and an index that pandas stored (`index_columns`); `schema` has
-    all. OSError or pyarrow.ArrowInvalid (a ValueError) where the file is absent or no Parquet file.
+    all. `conversions` are applied to the chunks. OSError or pyarrow.ArrowInvalid (a ValueError) where the
+    file is absent or no Parquet file.
     """
 
     def __init__(
-        self, path: str | Path, rows_per_chunk: int = ROWS_PER_CHUNK, leave_out: Sequence[str] = ()
+        self,
+        path: str | Path,
+        rows_per_chunk: int = ROWS_PER_CHUNK,
+        leave_out: Sequence[str] = (),
+        conversions: Mapping[str, Conversion] | None = None,
     ) -> None:
+        self.conversions = dict(conversions or {})
         self.path = Path(path)
         self.rows_per_chunk = rows_per_chunk
         with self._open() as file:
@@ -142,7 +163,7 @@ class ParquetTable:
                 )
             for batch in file.iter_batches(self.rows_per_chunk, columns=list(columns)):
                 # selected again: a batch comes in the order of the file
-                yield frame_of(batch.select(list(columns)))
+                yield with_conversions(frame_of(batch.select(list(columns))), self.conversions)
 
     def _open(self) -> Any:
         try:

@@ -496,7 +496,7 @@ def open_records(folder: str | Path, description: SiteDescription) -> Table:
     """Open the rows of a site without their key; in the vertical layout in the order of its alignment."""
     source, folder, now = description.source, Path(folder), utc_text(time.time_ns())
     dictionary = read_accepted(folder, description.coordinator)
-    if dictionary is not None and source.kind == "csv":
+    if dictionary is not None:
         source = replace(source, dictionary=dictionary.declared)
     table = _open_table(source, folder, bool(description.site_column))
     if isinstance(table, FrameTable):

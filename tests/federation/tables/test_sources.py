@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -18,9 +19,11 @@ from database_servers import SECRET, postgresql_server
 
 from fedstat import GLORE
 from fedstat.errors import DesignError, FedstatError, NotAvailableError, PartitionError, SecurityError
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.schema import table_schema
 from fedstat.federation.tables.database import Database, open_database
-from fedstat.federation.tables.sources import Source, open_source, read_source
+from fedstat.federation.tables.sources import DeclaredColumn, Source, open_source, read_source
 from fedstat.federation.tables.sql_table import SqlTable
 from fedstat.federation.tables.table import ParquetTable
 
@@ -529,6 +532,42 @@ def test_declared_text_keeps_its_zeros_and_dates_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("code,day\n007,2024-02-30\n")
     with pytest.raises(PartitionError, match="column 'day': expected dates, found text"):
         open_source(Source.from_mapping("Ward", description))
+
+
+DAYS_AND_CODES = """
+    SELECT 1 AS patient, DATE '2022-01-03' AS day, 1 AS sex, 'm' AS ward UNION ALL SELECT 2, NULL, 2, 'm'
+    UNION ALL SELECT 3, DATE '2022-02-01', NULL, NULL UNION ALL SELECT 4, DATE '2022-01-01', 9, 's'"""
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "duckdb", "postgresql"])
+@pytest.mark.parametrize("by", ["schema", "dictionary"])
+def test_dates_become_days_and_codes_get_names_from_every_source(ask, kind, by, tmp_path):
+    """As the owner declares it, or the dictionary of the study; the same table from each source."""
+    raw = duckdb.sql(DAYS_AND_CODES).df().astype({"patient": "int64", "sex": "Int64"})
+    schema = {
+        "day": {"type": "dates", "since": "2022-01-01"},
+        "sex": {"type": "whole numbers", "codes": {"1": "male", "2": "female"}},
+        "ward": {"type": "text", "codes": {"m": "medical"}},
+    }
+    # the dictionary is of the study: a site need not have all of its columns
+    declared = {name: DeclaredColumn(**one) for name, one in schema.items()}
+    declared |= {"other": DeclaredColumn("dates", since="2022-01-01")} if by == "dictionary" else {}
+    if kind in DATABASES:
+        source = sql_source(env="WARD_DATABASE", **{by: declared})
+        source = replace(source, query=DAYS_AND_CODES)
+        ask(kind, "SELECT 1 AS patient")  # sets the variable
+    else:
+        source = replace(file_source(kind, tmp_path, raw, {}), **{by: declared})
+    table = open_source(source)
+    frame = pd.concat(table.chunks(["day", "sex", "ward"]), ignore_index=True)
+    np.testing.assert_array_equal(frame["day"], [2, np.nan, 31, 0])
+    named = frame[["sex", "ward"]].astype(object).fillna("none")
+    assert named.to_numpy().T.tolist() == [
+        ["male", "female", "none", "9"],
+        ["medical", "medical", "none", "s"],
+    ]
+    reported = table_schema("Ward", table, Policy(min_count=1)).columns
+    assert reported == {"day": "numbers", "sex": "text", "ward": "text"}
 
 
 def test_types_that_a_server_has_of_its_own(ask):
