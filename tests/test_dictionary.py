@@ -77,20 +77,86 @@ def test_sites_read_and_describe_their_data_by_the_dictionary(home, capsys):
     np.testing.assert_allclose(np.sort(np.abs(result.params)), np.sort(np.abs(pooled.params)), rtol=1e-8)
 
 
-def test_a_description_that_departs_from_the_dictionary_is_reported_at_connecting(home, capsys):
+def test_a_description_that_departs_from_the_dictionary_is_reported_to_owners_and_once_to_analysts(
+    home, capsys
+):
     accept_everywhere(home, capsys)
     path = home / "B" / "columns.toml"
     path.write_text(path.read_text().replace('unit = "years"', 'unit = "months"').replace("120.0", "130.0"))
     path = home / "C" / "columns.toml"
     path.write_text(path.read_text().split('["admitted"]')[0] + '["y"]\nkind = "number"\nlevels = [0, 1]\n')
+    for name, text in {
+        "B": "B: column 'age' of dictionary 1 of the study is published with another unit and range",
+        "C": "C: column 'admitted' of dictionary 1 of the study is not published",
+    }.items():
+        for command in ("describe", "check"):
+            shown = printed(capsys, "site", command, home / name, code=1)
+            assert text in shown.replace("\n    ", " ") and "'fedstat site describe FOLDER', which" in shown
     federation = Federation(home)
     with pytest.warns(DataWarning) as caught:
         federation.connect()
-    texts = [str(one.message) for one in caught]
-    assert any(
-        "B: column 'age' is published with another unit and range than the dictionary" in t for t in texts
+    (text,) = (str(one.message) for one in caught)
+    assert (
+        "B: 'age' (another unit and range)" in text
+        and "'admitted' (not published)" in text
+        and "A:" not in text
     )
-    assert any("C: column 'admitted' of the dictionary is not published" in text for text in texts)
+    for site in federation.sites.values():
+        site.site.site_ledger.store.close()
+
+
+def test_a_description_from_before_the_dictionary_is_compared_with_it(home, capsys):
+    """The owner has described the columns by the data, and accepts a dictionary then."""
+    printed(capsys, "site", "describe", home / "A")
+    columns = home / "A" / "columns.toml"
+    printed(capsys, "federation", "dictionary", home / "study")
+    printed(capsys, "site", "dictionary", home / "A", "--accept")
+    shown = printed(capsys, "site", "describe", home / "A", code=1).replace("\n    ", " ")
+    assert "'age' of dictionary 1 of the study is published with another unit and range" in shown
+    columns.unlink()
+    printed(capsys, "site", "describe", home / "A")
+    assert "No problems found" in printed(capsys, "site", "check", home / "A")
+
+
+GROUPS = """
+[patient]
+label = "Patient, with several visits"
+kind = "group"
+
+[x]
+kind = "number"
+range = [-9, 9]
+
+[y]
+kind = "number"
+range = [-9, 9]
+"""
+
+
+def test_groups_with_other_labels_at_each_site_are_described_without_their_labels(tmp_path, capsys):
+    frames = {}
+    for seed, name in enumerate("ABC"):
+        rng = np.random.default_rng(seed)
+        patient = np.repeat(np.arange(40), 5)
+        x, effect = rng.normal(size=200), rng.normal(size=40)[patient]
+        labels = [f"{name}-{p}" for p in patient]
+        frames[name] = pd.DataFrame({"patient": labels, "x": x, "y": x + effect + rng.normal(size=200)})
+    make_federation(tmp_path, frames, policy=Policy.strict())
+    (tmp_path / "study" / "dictionary.toml").write_text(GROUPS)
+    accept_everywhere(tmp_path, capsys)
+    columns = (tmp_path / "A" / "columns.toml").read_text()
+    assert '["patient"]\nkind = "group"\n' in columns and "A-1" not in columns
+    assert "No problems found" in printed(capsys, "site", "check", tmp_path / "A")
+    federation = Federation(tmp_path)
+    served = federation.connect()
+    local = fs.ClientPartition.from_frames(frames, layout="horizontal")
+    fits = [fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", one).fit() for one in (served, local)]
+    np.testing.assert_allclose(fits[0].params, fits[1].params, rtol=1e-8)
+    for formula in ("y ~ x + patient", "y ~ x + C(patient)", "y ~ x:patient"):
+        with pytest.raises(
+            fs.errors.FedstatError, match=r"labels of groups, which a model uses in \(1 \| pat"
+        ):
+            fs.FederatedOLS.from_formula(formula, served).fit()
     for site in federation.sites.values():
         site.site.site_ledger.store.close()
 

@@ -154,7 +154,7 @@ class RowsRequest:
             replace(term_facts(self.read_every_term()), counted=self.counted),
             *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
-            column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
+            column_facts((*self.weights.values(), *self.read_curves), self.labels),
         )
 
     @property

@@ -372,7 +372,7 @@ def draw_folds(data: SiteData, state: State, request: FoldsRequest, use: Bools) 
     A fold is a union of groups, which the numbers reveal: every fold must have as many groups as the owner
     requires behind a sum. An entity without a value is a group of its own.
     """
-    state.report(column_facts((request.column,)))
+    state.report(column_facts((), (request.column,)))
     if request.column not in data.frame or request.folds < 2 or len(use) != len(data.frame):
         raise MessageError(f"{data.name}: expected a column of this site, two folds or more, and all records")
     code = np.asarray(pd.factorize(data.frame[request.column][use])[0], dtype=np.int64)

@@ -45,6 +45,8 @@ class FormulaFactor:
         from all others.
     options : mapping of str to plain value
         Arguments of the outermost function, such as knots.
+    label : bool
+        Whether its values are only compared with each other, as labels of groups.
     """
 
     text: str
@@ -52,6 +54,7 @@ class FormulaFactor:
     functions: tuple[str, ...] = ()
     written: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
+    label: bool = False
 
 
 @dataclass(frozen=True, slots=True)

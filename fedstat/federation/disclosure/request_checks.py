@@ -433,7 +433,7 @@ def _lacking_description(data: SiteData, factor: facts.FormulaFactor) -> list[st
     if factor.written or not factor.functions:
         return []
     function, column = factor.functions[-1].removeprefix("np."), data.published[factor.columns[0]]
-    if column.kind != "number" and function != "C":
+    if column.kind == "group" or (column.kind != "number" and function != "C"):
         return []
     return [part for part in DESCRIBED.get(function, ()) if not getattr(column, part)]
 
@@ -441,6 +441,11 @@ def _lacking_description(data: SiteData, factor: facts.FormulaFactor) -> list[st
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
     """Return why a factor is not allowed, or an empty text."""
     columns = data.published
+    if not factor.label and (groups := [name for name in factor.columns if columns[name].kind == "group"]):
+        return (
+            f"column '{groups[0]}' is published as labels of groups, which a model uses in (1 | {groups[0]}) "
+            f"or cluster({groups[0]})"
+        )
     if factor.written:
         return "a factor is one column or one function of one column, without arithmetic or written numbers"
     if not factor.functions:

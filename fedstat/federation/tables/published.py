@@ -41,7 +41,7 @@ from fedstat.federation.tables.table import Table
 
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
 Form: TypeAlias = Literal["real", "whole", "date"]
-PublishedKind: TypeAlias = ColumnKind | Literal["curve"]
+PublishedKind: TypeAlias = ColumnKind | Literal["curve", "group"]
 MOST_LEVELS = 50
 """Number of distinct values up to which an integer column is proposed with levels as well."""
 TINY = 1e-290
@@ -58,7 +58,10 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
-    """The public description of a column: a "number", a "category" or a "curve".
+    """The public description of a column: a "number", a "category", a "curve" or a "group".
+
+    A group is a label, such as that of a patient with several records. Its labels are not listed, and models
+    only use it to tell groups apart: ``(1 | patient)``, ``cluster(patient)``.
 
     All numbers are in `range`; without it, no logarithm, root or spline of the column is available. `levels`
     are those of a category, in the order of the model, or the codes of a number, for ``C(x)``. `knots`,
@@ -113,6 +116,8 @@ class PublishedColumn:
                 )
         if self.kind == "curve" and (self.range or self.levels or self.knots):
             raise PartitionError("a published curve has a domain and a unit, and no more")
+        if self.kind == "group" and self != PublishedColumn("group"):
+            raise PartitionError("a published group has nothing but its kind: its labels are not published")
 
     def includes(self, other: PublishedColumn) -> bool:
         """Return whether this description allows all that another one allows: a wider range, more levels."""
@@ -229,7 +234,10 @@ class _ColumnSummary:
             )
         many = self.kind == "category" and self.levels is not None and len(self.levels) > MOST_LEVELS
         if many or (self.kind == "number" and self.distinct and self.rows > MOST_LEVELS):
-            return "looks like an identifier: nearly every record has a value of its own"
+            return (
+                "looks like an identifier: nearly every record has a value of its own. If it names groups of "
+                'records, such as patients, write it into columns.toml with kind = "group"'
+            )
         if self.kind == "category" and self.levels is not None:
             rare = sum(count < min_level_count for count in self.levels.values())
             if rare:
@@ -324,6 +332,8 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
                 "it out of the description"
             )
         if seen.kind is None or seen.levels is None:
+            continue
+        if column.kind == "group" and seen.kind != "curve":
             continue
         if seen.kind != column.kind:
             yield (

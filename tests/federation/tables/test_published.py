@@ -91,6 +91,8 @@ def test_departures_are_reported_to_the_owner():
         ('[sex]\nkind = "category"', "levels"),
         ('[sex]\nkind = "category"\nlevels = ["f", "f"]', "occurs twice"),
         ('[sex]\nkind = "text"', "kind"),
+        ('[patient]\nkind = "group"\nlevels = ["a", "b"]', "nothing but its kind"),
+        ('[patient]\nkind = "group"\nrange = [1, 9]', "nothing but its kind"),
         ("[" * 5000, "is not TOML"),
     ],
 )

@@ -73,9 +73,10 @@ def offset_facts(texts: Sequence[str]) -> FactorsRequested:
     return FactorsRequested([_factor(one, one.tree) for one in expressions])
 
 
-def column_facts(names: Sequence[str]) -> FactorsRequested:
-    """Tell of columns that are read as they stand: weights, exposures, labels of groups."""
-    return FactorsRequested([FormulaFactor(name, (name,)) for name in dict.fromkeys(names)])
+def column_facts(names: Sequence[str], labels: Sequence[str] = ()) -> FactorsRequested:
+    """Tell of columns that are read as they stand: weights and exposures, and `labels` of groups."""
+    factors = [FormulaFactor(name, (name,)) for name in dict.fromkeys(names)]
+    return FactorsRequested(factors + [FormulaFactor(name, (name,), label=True) for name in labels])
 
 
 def _factor(expression: Expression, tree: Tree) -> FormulaFactor:
