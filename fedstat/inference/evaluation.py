@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import factorial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from fedstat.typing import Floats, Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 # ----------------------------------------------------------------------------------------------------
 # Bins of predictions, in which sites count their rows.
@@ -582,3 +582,17 @@ class Evaluation(Report):
 
 def _ratio(observed: Floats, expected: Floats) -> Floats:
     return np.divide(observed, expected, out=np.full_like(expected, np.nan), where=expected != 0.0)
+
+
+def shapley_values(worth: Mapping[int, float], K: int) -> Floats:
+    """Return the mean increase in worth as each of K sites joins, over all orders in which they may, (K,).
+
+    `worth` is that of every set of sites, whose members are the bits of its number; see Shapley (1953), "A
+    value for n-person games", Contributions to the Theory of Games 2.
+    """
+    share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
+    increase = [
+        sum(share[s.bit_count()] * (worth[s | 1 << k] - worth[s]) for s in range(1 << K) if not s >> k & 1)
+        for k in range(K)
+    ]
+    return np.array(increase)

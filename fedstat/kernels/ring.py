@@ -1,8 +1,9 @@
-"""Fixed-point arithmetic modulo 2^64, and sums of products that wrap around.
+"""Fixed-point arithmetic modulo 2^64, sums of products that wrap around, and integers of several words.
 
 A real number x is stored as the integer nearest to ``x 2^f``. Sums and products of int64 are computed modulo
 2^64. They are exact if the RESULT is between -2^63 and 2^63, for any intermediate values, and do not depend
-on the order of the rows.
+on the order of the rows. An integer of several words of 64 bits occupies one column of an array (limbs, n),
+the least significant word first, in two's complement.
 """
 
 from __future__ import annotations
@@ -118,3 +119,57 @@ def _add_rows(sums: NDArray[np.uint64], A: NDArray[np.uint64], B: NDArray[np.uin
             a = A[i, j]
             for k in range(B.shape[1]):
                 sums[g, j, k] += a * B[i, k]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fixed-point integers of several words: encoding of floats, addition and subtraction.
+
+Words = NDArray[np.uint64]
+
+
+@njit(cache=True)
+def encode_floats(values: Floats, first: float, words: Words) -> None:
+    """Write the integers nearest to the values times a power of 2: (n,) into (limbs, n).
+
+    `first` is the power by which the value is scaled so that the most significant word holds its integer
+    part.
+    """
+    limbs = len(words)
+    for i in range(len(values)):
+        scaled = abs(values[i]) * first
+        for limb in range(limbs - 1, 0, -1):
+            complete = np.floor(scaled)
+            words[limb, i] = np.uint64(complete)
+            scaled = (scaled - complete) * 18446744073709551616.0
+        words[0, i] = np.uint64(np.rint(scaled))
+        if values[i] < 0.0:
+            send = True
+            for limb in range(limbs):
+                words[limb, i] = ~words[limb, i] + np.uint64(send)
+                send = send and words[limb, i] == np.uint64(0)
+
+
+@njit(cache=True)
+def add_words(total: Words, other: Words) -> None:
+    """Add in place, modulo 2^64 per word, and carry: (limbs, n)."""
+    for i in range(total.shape[1]):
+        send = np.uint64(0)
+        for limb in range(len(total)):
+            word = total[limb, i] + other[limb, i]
+            over = word < other[limb, i]
+            word += send
+            send = np.uint64(over or word < send)
+            total[limb, i] = word
+
+
+@njit(cache=True)
+def subtract_words(total: Words, other: Words) -> None:
+    """Subtract in place, modulo 2^64 per word, and borrow: (limbs, n)."""
+    for i in range(total.shape[1]):
+        borrow = np.uint64(0)
+        for limb in range(len(total)):
+            word, less = total[limb, i], other[limb, i]
+            under = word < less
+            word -= less
+            total[limb, i] = word - borrow
+            borrow = np.uint64(under or word < borrow)

@@ -19,7 +19,6 @@ from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import PER_ENTITY
 from fedstat.federation.disclosure.threat_statements import threats_beyond_one_fit
-from fedstat.federation.dry_run.adversaries import join_names, who_learns
 from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import (
     AnalysisDescription,
@@ -27,6 +26,8 @@ from fedstat.federation.dry_run.expected_releases import (
     ExpectedReleases,
     IterationLoop,
     PlanBuilder,
+    join_names,
+    who_learns,
 )
 from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition

@@ -25,7 +25,7 @@ from fedstat.federation.crypto.keys import (
     encode_parts,
     normalize_fingerprint,
 )
-from fedstat.kernels.fixed_point import Words, add_words, encode_floats, subtract_words
+from fedstat.kernels.ring import Words, add_words, encode_floats, subtract_words
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION, entities_per_equation
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
-from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
+from fedstat.federation.dry_run.synthetic import synthetic_column_sites, synthetic_generator
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
+from scipy.special import ndtr
 
 from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
@@ -16,12 +17,17 @@ from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.summary import CoefficientBlock
+from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
 from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
-from fedstat.models.boost.private.explain import budget_notes, release_notes, tracing_statement
-from fedstat.models.boost.private.protocol import NoisyBoosting, ReleasedCurves, release_curves, sort_sums
+from fedstat.models.boost.private.protocol import (
+    RIDGE,
+    NoisyBoosting,
+    ReleasedCurves,
+    release_curves,
+    sort_sums,
+)
 from fedstat.models.boost.private.public_curves import DEPTH, PublicCurve, PublicPart
 from fedstat.models.boost.private.steps import DRY_RUN_STEPS, FAMILY, CurvesPlan
 from fedstat.models.boost.report.record import PublicBasis
@@ -33,7 +39,8 @@ from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
 from fedstat.models.run import FitAttempt
-from fedstat.privacy.zcdp import rho_of_budget
+from fedstat.privacy.gaussian_dp import largest_auc
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 
 IntoPublic: TypeAlias = PublicCurve | IntoBound
 
@@ -227,4 +234,67 @@ def _check_response(part: PublicPart) -> None:
     if part.bins is not None and (part.bins.levels or part.bins.scale != "linear"):
         raise ModelError(
             f"public: the response '{part.name}' must be a curve, or a number with a range (low, high)"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Expectations of a private boosting: its cost, size of the noise, and success of an attack.
+
+
+def tracing_statement(plan: CurvesPlan, n: float) -> str:
+    """State the bound of a membership inference attack, and its success without noise."""
+    columns = sum(map(plan.width, plan.parts)) + 1
+    exact = float(ndtr(columns / (2.0 * math.sqrt(n))))
+    bound = largest_auc(float(plan.coordinator_cost()))
+    return (
+        f"an attacker who knows a person's full record can detect that it is among the {n:,.0f} entities "
+        f"with AUC at most {bound:.2f}, by the budget and with any further knowledge (0.5 = chance). "
+        f"Without noise the AUC would be about {exact:.2f} for a typical person, and more for others"
+    )
+
+
+def noise_statement(plan: CurvesPlan, n: int) -> str:
+    """State the size of the noise relative to sampling."""
+    correlation = math.sqrt(2.0) * plan.deviation / n
+    return (
+        f"Noise on a mean product of two standardized columns at two sites has standard deviation "
+        f"{correlation:.2g}, with the response {correlation / plan.weight:.2g}; sampling has "
+        f"{1.0 / math.sqrt(max(n, 1)):.2g}."
+    )
+
+
+def budget_notes(plan: CurvesPlan, n: int, epsilon: float, delta: float) -> Iterator[str]:
+    """State the size of the noise for this number of entities, remedies, and what one release covers."""
+    yield noise_statement(plan, n)
+    correlation = math.sqrt(2.0) * plan.deviation / n
+    if correlation > RIDGE:
+        factor = correlation / RIDGE
+        more = epsilon_of_zcdp(plan.rho * round(1000 * factor**2) / 1000, delta)
+        yield (
+            f"That is more than {RIDGE}: results will be poor. About {math.ceil(n * factor):,} entities "
+            f"would suffice at epsilon {epsilon:g}, or an epsilon of about {more:.2g} at {n:,}; fewer "
+            "functions of each curve need less."
+        )
+    yield (
+        "One release, whatever the number of steps: steps, their length and refits of the same model send "
+        "no further request."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sentences below the summary of a private release of curves.
+
+
+def release_notes(released: ReleasedCurves, delta: float) -> Iterator[Note]:
+    """State the cost of a release, the size of its noise, and the success of an attack."""
+    for text in cost_statements(released.plan, delta):
+        yield Note("cost", text)
+    yield Note("noise", noise_statement(released.plan, released.n))
+    yield Note("tracing", f"Membership inference: {tracing_statement(released.plan, released.n)}.")
+    lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
+    if lost:
+        yield Note(
+            "left_out",
+            "Entities that are not complete at every site are left out: "
+            f"{', '.join(f'{count:,} at {site}' for site, count in lost.items())}.",
         )

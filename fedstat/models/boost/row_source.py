@@ -16,7 +16,7 @@ from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows, coded_names
+from fedstat.federation.dry_run.synthetic import SyntheticRows, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.protocols.engine import FitProtocol

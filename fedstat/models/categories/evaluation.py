@@ -15,7 +15,7 @@ from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts, open_requests
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol

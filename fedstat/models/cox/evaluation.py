@@ -20,7 +20,7 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows
 from fedstat.federation.disclosure.facts import ColumnSums, GroupSums, LevelRowCounts, ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol

@@ -20,7 +20,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_TIMES, draw_group_codes
+from fedstat.federation.dry_run.synthetic import SYNTHETIC_TIMES, draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import (

@@ -39,7 +39,7 @@ from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.dry_run.synthetic_columns import synthetic_block
+from fedstat.federation.dry_run.synthetic import synthetic_block
 from fedstat.federation.message import aggregate, check_lengths, presence
 from fedstat.federation.message import control as controls
 from fedstat.federation.partition.partition import ClientPartition

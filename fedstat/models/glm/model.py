@@ -12,7 +12,7 @@ from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_GROUPS
+from fedstat.federation.dry_run.synthetic import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -21,7 +21,7 @@ from fedstat.federation.disclosure.facts import ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.expected_releases import IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.message import Request, aggregate, check_lengths, control
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol

@@ -41,7 +41,7 @@ from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -18,9 +18,8 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.discrimination import discrimination
-from fedstat.inference.evaluation import Evaluation, probabilities
+from fedstat.inference.evaluation import Evaluation, probabilities, shapley_values
 from fedstat.inference.recalibration import recalibrate_bins
-from fedstat.inference.shapley import shapley_values
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -12,7 +12,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
+from fedstat.federation.dry_run.synthetic import synthetic_generator
 from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedCovariates, OpenedModalities, OpenedModality

@@ -11,7 +11,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import coded_names
+from fedstat.federation.dry_run.synthetic import coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import (
     check_choice,

@@ -17,7 +17,7 @@ from fedstat.federation.disclosure.approval import DESIGN_FAMILY, PlannedStep
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.expected_releases import plan_text_release
-from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
+from fedstat.federation.dry_run.synthetic import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows

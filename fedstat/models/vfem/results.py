@@ -13,8 +13,8 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.evaluation import shapley_values
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
-from fedstat.inference.shapley import shapley_values
 from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice, check_integer, check_level

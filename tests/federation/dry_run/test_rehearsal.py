@@ -15,10 +15,14 @@ from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import State
-from fedstat.federation.dry_run.adversaries import join_names, who_learns
 from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DrySite
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.dry_run.expected_releases import (
+    ExpectedReleases,
+    IterationLoop,
+    join_names,
+    who_learns,
+)
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.message import ArrayDeclaration, Request, Step
 from fedstat.federation.protocols.masked_sums import masked_protocol
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.federation.design.formula.terms import parse_term, term_columns
-from fedstat.federation.dry_run.synthetic_rows import coded_names
+from fedstat.federation.dry_run.synthetic import coded_names
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.curves import spline_basis
 from fedstat.models.boost.learning.boosting import Boosting, BoostPath, ScoredBoosting

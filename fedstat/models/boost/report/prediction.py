@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.coding import build_response
-from fedstat.federation.dry_run.synthetic_rows import coded_names
+from fedstat.federation.dry_run.synthetic import coded_names
 from fedstat.federation.tables.curve_columns import with_curves
 from fedstat.federation.tables.curves import curves_of, same_grid
 from fedstat.kernels.curves import row_tensor

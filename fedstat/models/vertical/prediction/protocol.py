@@ -13,7 +13,7 @@ from fedstat.federation.design.coding import BlockSpec, coded_columns, read_term
 from fedstat.federation.design.formula.parse import SiteTerms
 from fedstat.federation.design.formula.syntax_tree import iter_transforms
 from fedstat.federation.design.vertical_design import design_request, observed_columns
-from fedstat.federation.dry_run.synthetic_columns import synthetic_entity_sites
+from fedstat.federation.dry_run.synthetic import synthetic_entity_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
