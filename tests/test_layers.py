@@ -26,7 +26,7 @@ FEDERATION = (
     "partition",
 )
 """The files and rooms of federation/: each imports from those before it."""
-MODELS = ("", "vertical", "horizontal")
+MODELS = ("", "vertical", "horizontal", "rows")
 """Shared parts of the families, in order: files of models/, then its folders; families come after them."""
 MAY_IMPORT = {
     "errors": set(),

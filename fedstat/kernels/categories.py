@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit, ndtr, ndtri
 
-from fedstat.kernels.clusters import cluster_products
 from fedstat.typing import Floats, Ints
 
 BASELINE = "baseline"
@@ -194,25 +193,6 @@ class CategoryRows:
             errors += float(rows.weighted(1.0 - np.einsum("ij,ij->i", P, P)).sum())
             mass += rows.weighted(P).sum(axis=0)
         return CategorySums(loglik, score, information, spread, (errors, float(mass.sum() - mass.max())))
-
-    def cluster_information(self, B: Floats, code: Ints, count: int) -> Floats:
-        """Sum the observed information over each cluster, numbered by `code` (m,): (count, q, q)."""
-        width, p = B.shape
-        found = np.zeros((count, width, p, width, p))
-        _, _, H = log_terms(self.predictors(B), self.y, self.link)
-        for a, b in zip(*(one.tolist() for one in _pairs(width, self.link)), strict=True):
-            part = cluster_products(self.X, self.weighted(-H[:, a, b]), code, count)
-            found[:, a, :, b, :] = part
-            found[:, b, :, a, :] = part
-        return found.reshape(count, width * p, width * p)
-
-    def residuals(self, B: Floats) -> Floats:
-        """Return derivatives of the rows' log-likelihoods by their predictors, (m, J - 1)."""
-        return self.weighted(log_terms(self.predictors(B), self.y, self.link)[1])
-
-    def row_scores(self, B: Floats) -> Floats:
-        """Scores of the rows, (m, (J - 1) p)."""
-        return np.asarray((self.residuals(B)[:, :, None] * self.X[:, None, :]).reshape(len(self.y), -1))
 
     def effects(self, B: Floats) -> tuple[Floats, Floats]:
         """Sum derivatives of the probabilities by the predictors: (J, J - 1), and (J, J - 1, J - 1, p).

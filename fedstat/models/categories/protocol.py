@@ -25,19 +25,19 @@ from fedstat.models.categories.steps import CategoryRequest, first_parameters
 from fedstat.models.horizontal.clusters import (
     ClusterChoice,
     Clustering,
-    LabelComparison,
     SharedLabels,
 )
 from fedstat.models.horizontal.estimability import require_independent
-from fedstat.models.horizontal.newton import (
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import ChangesRequest
+from fedstat.models.rows.newton import (
     LikelihoodNewton,
     LikelihoodSums,
     OwnEstimate,
     Parameters,
     Products,
+    open_rows,
 )
-from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.horizontal.variable_changes import ChangesRequest
 from fedstat.typing import Array, Bools, Floats
 
 NO_STEP = (
@@ -143,16 +143,11 @@ class CategoryNewton(LikelihoodNewton):
         self, cov_type: str, local: bool, clusters: ClusterChoice | None
     ) -> FitProtocol[CategoryFit]:
         """Open the rows, maximize, and request what the estimates of the summary need."""
-        session, K = self.session, len(self.session.sites)
+        session = self.session
         # 1. Open the rows and count the categories; sites fit their own rows.
-        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        requests += session.request_all("fit_alone", {}) if local else []
         groups = ((clusters.groups,),) if clusters is not None and cov_type == "cluster" else ()
-        compared = LabelComparison(session, groups)
-        shared, replies = compared.split((yield requests + compared.requests()))
-        design, alone = session.opened(replies), replies[3 * K :]
-        categories = session.agreement.question.categories
-        counts = add(replies[2 * K : 3 * K], "response")
+        design, started, alone, shared = yield from open_rows(session, to_json(self.request), local, groups)
+        categories, counts = session.agreement.question.categories, add(started, "response")
         if empty := [str(level) for level, n in zip(categories, counts[0], strict=True) if n <= 0.0]:
             raise EstimationError(
                 f"no complete row of any site has the category {', '.join(map(repr, empty))} of the "
@@ -179,11 +174,8 @@ class CategoryNewton(LikelihoodNewton):
         self.trace.clear()
         gamma, total, _, converged = yield from self.climb(point, gamma, total, np.ones_like(constants))
         # 4. Products of scores, and the comparison of the sites.
-        meat = np.array([cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"])
-        arrays = {**point.arrays(gamma), "meat": meat, "apart": np.array(session.masked)}
-        if clusters is not None:
-            arrays |= clusters.arrays(total.information)
-        ended = yield session.request_all("finish", arrays)
+        meat = [cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"]
+        ended = yield from self.finish(point.arrays(gamma), meat, clusters, total.information)
         fit = CategoryFit(
             gamma=gamma,
             total=total,

@@ -46,14 +46,12 @@ from fedstat.models.cox.steps import (
     FAMILY,
     RISK_SETS,
     SCALE,
-    RowsAtRisk,
     SiteRisks,
-    cluster_sums,
     risks_of,
-    shared_columns,
 )
-from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases
+from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.rows import summed
+from fedstat.models.rows.objective import RowsWithWeights
 from fedstat.typing import Array, Bools, Floats, Ints
 
 INTERVALS = "cox intervals"
@@ -337,7 +335,7 @@ def _facts_at(
     intervals: SiteIntervals, vector: Callable[[Any], Floats], point: Any
 ) -> tuple[WorkingWeights, ScoreAndInformation]:
     rows = intervals.rows
-    block = RowsAtRisk(vector, np.column_stack([np.ones(len(rows.X)), rows.X]), slice(None))
+    block = RowsWithWeights(vector, np.column_stack([np.ones(len(rows.X)), rows.X]), slice(None))
     return (
         WorkingWeights(lambda: np.abs(vector(point).reshape(len(rows.X), -1).T)),
         ScoreAndInformation(rows, len(rows.X), point, lambda: iter([block])),
@@ -553,11 +551,18 @@ def sum_residuals(
         scores = table.of_rows(now.row_scores())
         return {"meat": scores.T @ scores}
     code = risks.codes(risks.request.clusters)
-    state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
+    state.report(ClusterProducts(risks.shared_columns(code), risks.request.clusters))
     # Clusters of rows that are at risk at no end of an interval have no part in the likelihood.
     kept, own = np.unique(code[rows.kept], return_inverse=True)
     whole = now.cluster_information(np.zeros_like(own), 1)[0]
     request = LeverageRequest.of(data.name, whole, np.eye(p), inverse, power)
     by_stratum = events[1].reshape(-1, len(intervals.edges)).sum(axis=1)
-    found = cluster_sums(state, request, now, own, by_stratum, np.ones(p))
+    scores = np.array([np.bincount(own, column) for column in now.row_scores().T]).T
+    margins = now.margins(own, by_stratum) if request.power else None
+
+    def information(part: slice) -> Floats:
+        inside = np.where((own >= part.start) & (own < part.stop), own - part.start, -1)
+        return now.cluster_information(inside, part.stop - part.start)
+
+    found = sum_corrected(state, request, scores, information, margins)
     return {**found, "clusters": np.array(float(len(kept)))}

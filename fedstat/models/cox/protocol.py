@@ -29,20 +29,16 @@ from fedstat.models.cox.common_baseline import (
     interval_checks,
 )
 from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
-from fedstat.models.horizontal.clusters import (
-    ClusterChoice,
-    Clustering,
-    LabelComparison,
-    SharedLabels,
-)
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.estimability import require_independent
-from fedstat.models.horizontal.newton import (
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.rows.newton import (
     LikelihoodNewton,
     LikelihoodSums,
     OwnEstimate,
     newton_step,
+    open_rows,
 )
-from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 LEAST_SHARE = 1e-12
@@ -173,17 +169,15 @@ class CoxNewton(LikelihoodNewton):
         clusters: ClusterChoice | None,
     ) -> FitProtocol[CoxFit]:
         """Open the rows, maximize, and request what the estimates of the summary need."""
-        session, K = self.session, len(self.session.sites)
+        session = self.session
         levels: tuple[tuple[LevelValue, ...], ...] = ()
         if edges is not None:
             levels = yield from agree_strata(session, self.request.strata, site_column)
         # 1. Open the rows and sort them into risk sets; sites fit their own rows.
-        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        requests += session.request_all("fit_alone", {}) if local else []
-        compared = LabelComparison(session, (self.request.clusters,) if self.request.clusters else ())
-        shared, replies = compared.split((yield requests + compared.requests()))
-        design, alone = covariates(session.opened(replies)), replies[3 * K :]
-        weights, weighted_events, events = add(replies[2 * K : 3 * K], "response").tolist()
+        groups = (self.request.clusters,) if self.request.clusters else ()
+        opened, started, alone, shared = yield from open_rows(session, to_json(self.request), local, groups)
+        design = covariates(opened)
+        weights, weighted_events, events = add(started, "response").tolist()
         if events < 1:
             raise EstimationError("there are no events at any site: there is nothing to fit")
         scale, names = design.spread, design.names
@@ -213,17 +207,14 @@ class CoxNewton(LikelihoodNewton):
             stuck=NO_STEP,
         )
         # 4. Concordance, residual products, and the comparison of the sites.
-        arrays = self.point(scale, gamma) | {
-            "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]) & (edges is None),
-            "apart": np.array(session.masked),
-        }
-        if edges is None and clusters is not None:
-            arrays |= clusters.arrays(total.information)
-        ended = yield session.request_all("finish", arrays)
+        own, robust = (clusters, cov_type != "nonrobust") if edges is None else (None, False)
+        ended = yield from self.finish(
+            self.point(scale, gamma), [robust, own is not None], own, total.information
+        )
         score, meat, clustering = at_zero.score, None, None
-        if edges is None and clusters is not None:
-            meat, clustering = clusters.added(ended)
-        elif edges is None and cov_type != "nonrobust":
+        if own is not None:
+            meat, clustering = own.added(ended)
+        elif robust:
             meat = add(ended, "meat")
         fit = CoxFit(
             gamma=gamma,

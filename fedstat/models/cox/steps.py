@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import (
-    ClusterProducts,
-    LevelRowCounts,
-    OwnFit,
-    OwnFitProblem,
-    ScoreAndInformation,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure.facts import ScoreAndInformation, LevelRowCounts, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
-from fedstat.inference.homogeneity_tests import quadratic_form
+from fedstat.federation.message import aggregate, check_lengths, control
+from fedstat.kernels.clusters import Margins
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
 from fedstat.models.horizontal.blocks import block_means
-from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
-from fedstat.models.horizontal.newton import maximize_own
-from fedstat.models.horizontal.rows import AT_THE_START, NO_MEANS, SUMS, summed
+from fedstat.models.horizontal.rows import NOTHING_SUMMED, summed
+from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, RowTerms, SiteSums
+from fedstat.models.rows.steps import enter_steps, own_part, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "cox"
@@ -53,21 +43,48 @@ class CoxRequest:
             raise MessageError(f"ties: expected one of {', '.join(TIES)}")
 
 
+SCALE = aggregate("standard deviations of the columns over all sites", common=True)
+BETA = aggregate("coefficients of the standardized columns", common=True)
+RISK_SETS = (*OPEN_ROWS, LevelRowCounts)
+
+
 @dataclass(slots=True, eq=False)
-class SiteRisks:
+class SiteRisks(Objective):
     """One fit's rows: without the intercept's column, which has no effect on a partial likelihood."""
 
-    MADE_AGAIN: ClassVar = ("held",)
+    MADE_AGAIN: ClassVar = ("held", "last")
     """The parts that are made from the rows again when a session is resumed."""
 
-    data: SiteData
+    family = FAMILY
+    request_type = CoxRequest
+    requests = control("treatment of ties, and columns of strata and clusters", common=True)
+    starts: ClassVar = {"response": summed("sums of weights, weighted events and events", behind=RISK_SETS)}
+    own_fit: ClassVar = {
+        "beta": own_part("coefficients", behind=RISK_SETS),
+        "information": own_part("information", 2, RISK_SETS),
+        "deviations": own_part("standard deviations of the columns", behind=RISK_SETS),
+    }
+    point: ClassVar = {"scale": SCALE, "beta": BETA}
+    what: ClassVar = {
+        "score": "score",
+        "information": "information",
+        "loglik": "partial log-likelihood",
+    }
+    meat = control("whether to sum products of scores, and whether by cluster")
+    extra: ClassVar = {
+        "pairs": summed("pairs of rows: concordant, discordant, tied in prediction, tied in time"),
+        "squares": summed("squares of the rows' influences on the concordance"),
+    }
+    unbounded = MONOTONE
+
     opened: OpenRows
     request: CoxRequest
     held: tuple[RiskTable, Floats, Floats] | None = None
+    last: tuple[bytes, PartialLikelihood] | None = None
 
     def make_again(self) -> None:
         """Sort the rows again when they are next needed."""
-        self.held = None
+        self.held = self.last = None
 
     @property
     def rows(self) -> tuple[RiskTable, Floats, Floats]:
@@ -81,10 +98,14 @@ class SiteRisks:
         """Rows that were opened; in a dry run fewer than the site has."""
         return len(self.rows[0].stop)
 
+    @property
+    def intercept(self) -> int:
+        """Columns of the open rows that the likelihood does not have."""
+        return int(self.opened.question.intercept)
+
     def _read(self) -> tuple[RiskTable, Floats, Floats]:
         chunks = list(self.opened.chunks())
-        first = int(self.opened.question.intercept)
-        X = np.ascontiguousarray(np.concatenate([part[:, first:] for _, part in chunks]))
+        X = np.ascontiguousarray(np.concatenate([part[:, self.intercept :] for _, part in chunks]))
         times = np.concatenate([rows.times for rows, _ in chunks if rows.times is not None])
         weights = [rows.weight for rows, _ in chunks if rows.weight is not None]
         offsets = [rows.offset for rows, _ in chunks if rows.offset is not None]
@@ -98,25 +119,94 @@ class SiteRisks:
         )
         return table, X, np.concatenate(offsets) if offsets else np.zeros(len(X))
 
-    def codes(self, names: tuple[str, ...]) -> Ints:
-        """Return the number of each row's combination of values of columns, (n,)."""
-        frame = pd.concat([rows.frame[list(names)] for rows, _ in self.opened.chunks()])
-        return np.asarray(frame.groupby(list(names), sort=True).ngroup(), dtype=np.int64)
+    @classmethod
+    def begin(cls, data: SiteData, state: State, request: CoxRequest) -> tuple[SiteRisks, dict[str, Array]]:
+        """Sort the rows into risk sets, and count events: ``response`` (3,)."""
+        opened = rows_of(state)
+        question = opened.question
+        if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
+            raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
+        risks = cls(opened, request)
+        # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
+        counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
+        state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
+        table, _, _ = risks.rows
+        if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
+            raise DesignError(
+                f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
+                "whole numbers, and frequency weights are numbers of rows. Give other weights as "
+                "var_weights, which are those of R's coxph"
+            )
+        if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
+            raise DesignError(
+                f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
+                "have no order. Check the column, or leave the site out. Matched sets, as of conditional "
+                "logistic regression, order cases before controls: Surv(2 - case, case) ~ x + strata(set)"
+            )
+        events = table.weight[table.event].sum()
+        return risks, {"response": np.array([table.weight.sum(), events, float(table.event.sum())])}
+
+    @property
+    def variant(self) -> str:
+        """Treatment of ties."""
+        return self.request.ties
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Columns of clusters."""
+        return self.request.clusters
 
     def at(self, own: Floats) -> PartialLikelihood:
         """Sum over the risk sets at coefficients (p,) of the site's own standardized columns."""
-        table, X, offset = self.rows
-        return PartialLikelihood.at(table, X, X @ own + offset, self.request.ties)
+        key = own.tobytes()
+        if self.last is None or self.last[0] != key:
+            table, X, offset = self.rows
+            self.last = key, PartialLikelihood.at(table, X, X @ own + offset, self.request.ties)
+        return self.last[1]
 
-    def to_own(self, scale: Floats) -> Floats:
-        """Return factors (p,) from coefficients of columns standardized over all sites to the site's own."""
-        first = int(self.opened.question.intercept)
-        check_lengths(self.data.name, scale=(scale, len(self.opened.scale) - first))
+    def place(self, scale: Floats, beta: Floats) -> Place:  # type: ignore[override]
+        """Return coefficients of the site's own columns."""
+        name, own = self.data.name, self.opened.scale[self.intercept :]
+        check_lengths(name, scale=(scale, len(own)))
         if not (scale > 0.0).all():
-            raise MessageError(f"{self.data.name}: array 'scale' must be positive")
-        return np.asarray(self.opened.scale[first:] / scale)
+            raise MessageError(f"{name}: array 'scale' must be positive")
+        check_lengths(name, beta=(beta, len(own)))
+        to_own = np.asarray(own / scale)
+        return Place(to_own * beta, np.diag(to_own))
 
-    def vectors(self, own: Floats, transforms: tuple[str, ...] = ()) -> list[Floats]:
+    def sums(self, own: Floats) -> SiteSums:
+        """Sum over the risk sets."""
+        now = self.at(own)
+        # Without coefficients the weights depend on the data alone, and single out no row.
+        return SiteSums(now.loglik, now.score(), now.information(), None if own.any() else NOTHING_SUMMED)
+
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of the sums; products of means at risk have a column for each row's own ones."""
+        now = self.at(own)
+        X, (residual, e) = now.X, np.array(self.factors(own))[:, :, None]
+        died, one = now.table.event, np.ones((self.n, 1))
+        # The score of a row less what it has observed: expected events times means of the rows at risk.
+        means = now.row_scores() - X * residual
+        means[died] += (now.table.weight[:, None] * now.means()[now.table.until - 1])[died]
+        return {
+            "score": [RowTerms(X, residual, one)],
+            "information": [RowTerms(X, e, X), RowTerms(X, -one, means)],
+        }
+
+    def row_scores(self, own: Floats) -> Floats:
+        """Return the score residual of every row."""
+        return self.at(own).row_scores()
+
+    def residuals(self, own: Floats) -> Floats:
+        """Return observed less expected events of each row, (n, 1)."""
+        now = self.at(own)
+        return now.table.of_rows(self.factors(own)[0])[:, None]
+
+    def weights(self, own: Floats) -> Floats:
+        """Return the expected events of the rows, (1, n)."""
+        return np.abs(self.factors(own)[1:])
+
+    def factors(self, own: Floats, transforms: tuple[str, ...] = ()) -> list[Floats]:
         """Return weights of the rows in score and information, and in those times functions of time."""
         found = self.at(own)
         observed = np.where(found.table.event, found.table.weight, 0.0)
@@ -128,304 +218,87 @@ class SiteRisks:
             out += [at_events * observed - found.expected(g), found.expected(g), found.expected(g**2)]
         return out
 
-    def facts_at(
-        self, own: Floats, instead: Mapping[str, Array] | None = None, transforms: tuple[str, ...] = ()
+    def key_of(self, own: Floats, transforms: tuple[str, ...] = ()) -> tuple[bytes, tuple[str, ...]]:
+        """Return a point: coefficients, and functions of time."""
+        return own.tobytes(), transforms
+
+    def blocks(self) -> Iterator[RowsWithWeights]:
+        """Yield all rows at once."""
+
+        def weights(point: tuple[bytes, tuple[str, ...]]) -> Floats:
+            return np.column_stack(self.factors(np.frombuffer(point[0]), point[1]))
+
+        yield RowsWithWeights(weights, np.column_stack([np.ones(self.n), self.rows[1]]), slice(None))
+
+    def facts_of(
+        self, own: Floats, transforms: tuple[str, ...] = ()
     ) -> tuple[WorkingWeights | ScoreAndInformation, ...]:
-        """Declare the weights that rows have in sums at coefficients of the site's own columns."""
-
-        def each() -> Floats:
-            return np.abs(self.vectors(own, transforms)[1:])
-
-        _, X, _ = self.rows
-        point = (own.tobytes(), transforms)
-
-        def vectors(point: tuple[bytes, tuple[str, ...]]) -> Floats:
-            return np.column_stack(self.vectors(np.frombuffer(point[0]), point[1]))
-
-        block = RowsAtRisk(vectors, np.column_stack([np.ones(len(X)), X]), slice(None))
-        means = ScoreAndInformation(self.opened, self.n, point, lambda: iter([block]))
-        return NO_MEANS, WorkingWeights(each, instead=instead), means  # none if weights allow another release
+        """Declare the weights that rows have in other sums at coefficients of the site's own columns."""
+        point = self.key_of(own, transforms)
+        return (
+            WorkingWeights(lambda: np.abs(self.factors(own, transforms)[1:])),
+            ScoreAndInformation(self.opened, self.n, point, self.blocks),
+        )
 
     @property
-    def key(self) -> str:
-        """Digest of the model and of the rows that it is fitted on."""
-        text = json.dumps([self.opened.question.to_json(), FAMILY, self.request.ties])
-        return hashlib.sha256(text.encode() + self.opened.used.tobytes()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsAtRisk:
-    """A part of the rows, for the check of what sums at several coefficients single out."""
-
-    weights: Callable[[Any], Floats]
-    X: Floats
-    rows: slice
+    def known(self) -> Bools:
+        """Columns that vary at the site."""
+        return self.opened.varies[self.intercept :]
 
     @property
-    def columns(self) -> Floats:
-        """Columns of the design, and a constant."""
-        return self.X[self.rows]
+    def first(self) -> Floats:
+        """No effects."""
+        return np.zeros(len(self.known))
 
-    def vectors(self, points: tuple[Any, ...]) -> Floats:
-        """Weights of the rows at points, (m, k)."""
-        return np.column_stack([self.weights(point) for point in points])[self.rows]
+    def lacks(self) -> str:
+        """Require events."""
+        return "" if self.rows[0].event.any() else NO_EVENTS
 
-    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (p + k, q)."""
-        width = self.X.shape[1]
-        return np.asarray(self.columns @ wide[:width] + self.vectors(points) @ wide[width:])
+    @property
+    def own_columns(self) -> dict[str, Array]:
+        """Standard deviations of the columns."""
+        return {"deviations": self.opened.scale[self.intercept :]}
 
-    def every(self, first: int, step: int) -> RowsAtRisk:
-        """Return every n-th row, from the first on."""
-        return replace(self, rows=slice(first, None, step))
+    @property
+    def own_numbers(self) -> int:
+        """Coefficients, information and deviations."""
+        p = len(self.known)
+        return p * (p + 5) // 2
+
+    def cluster_information(self, own: Floats, code: Ints, part: slice) -> Floats:
+        """Return the information of each of a range of clusters, (g, p, p)."""
+        inside = np.where((code >= part.start) & (code < part.stop), code - part.start, -1)
+        return self.at(own).cluster_information(inside, part.stop - part.start)
+
+    def margins(self, own: Floats, code: Ints, to_own: Floats) -> Margins:
+        """Return the leverages of clusters in the levels of the site's own baseline hazards.
+
+        Wang, Turner and Li (2023) correct scores of clusters of survival times in this form.
+        """
+        table = self.rows[0]
+        # The site's own strata have baseline hazards of their own.
+        observed = np.where(table.event, table.weight, 0.0)
+        events = np.bincount(table.stratum, observed, len(table.first) - 1).astype(np.float64)
+        margins = self.at(own).margins(code, events)
+        return replace(margins, cross=margins.cross @ to_own)
+
+    def at_estimate(self, own: Floats, code: Ints | None) -> dict[str, Array]:
+        """Return ``pairs`` (4,) and ``squares`` (3,) of the concordance within strata."""
+        table, X, offset = self.rows
+        pairs, influences = concordance(table, X @ own + offset)
+        if code is None:
+            code, influences = np.arange(self.n), table.of_rows(influences)
+        s, m = (np.bincount(code, column) for column in influences.T)
+        return {"pairs": pairs, "squares": np.array([s @ s, s @ m, m @ m])}
+
+
+enter_steps(SiteRisks)
 
 
 def risks_of(state: State) -> SiteRisks:
     """Return this fit's rows; MessageError if the fit was not started here."""
-    rows_of(state)
-    return state.use(FAMILY, SiteRisks, "this fit was not started here; request 'start' first")
-
-
-SCALE = aggregate("standard deviations of the columns over all sites", common=True)
-BETA = aggregate("coefficients of the standardized columns", common=True)
-SPREAD = control("whether more than a few rows weigh", 0, maskable=True)
-RISK_SETS = (*OPEN_ROWS, LevelRowCounts)
-
-
-@step(
-    FAMILY,
-    releases={"response": summed("sums of weights, weighted events and events", behind=RISK_SETS)},
-    request=CoxRequest,
-    requests=control("treatment of ties, and columns of strata and clusters", common=True),
-)
-def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]:
-    """Sort the rows into risk sets, and count events: ``response`` (3,)."""
-    opened = rows_of(state)
-    question = opened.question
-    if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
-        raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
-    risks = SiteRisks(data, opened, request)
-    # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
-    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
-    state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
-    table, _, _ = risks.rows
-    if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
-        raise DesignError(
-            f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
-            "whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights, "
-            "which are those of R's coxph"
-        )
-    if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
-        raise DesignError(
-            f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
-            "have no order. Check the column, or leave the site out. Matched sets, as of conditional "
-            "logistic regression, order cases before controls: Surv(2 - case, case) ~ x + strata(set)"
-        )
-    state.keep(FAMILY, risks, state.entities)
-    events = table.weight[table.event].sum()
-    return {"response": np.array([table.weight.sum(), events, float(table.event.sum())])}
-
-
-def _own(what: str, ndim: int = 1) -> ArrayDeclaration:
-    return aggregate(f"site's own fit: {what}", ndim, behind=(*RISK_SETS, OwnFit))
-
-
-@step(
-    FAMILY,
-    "start",
-    releases={
-        "beta": _own("coefficients"),
-        "information": _own("information", 2),
-        "deviations": _own("standard deviations of the columns"),
-    },
-    replies=control("what hindered the fit of the site's rows alone"),
-)
-def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Fit this site's rows alone, and release that fit; the text has the ``problem`` that prevented it.
-
-    ``beta`` (p,) and ``information`` (p, p) are for columns in units of ``deviations`` (p,), the site's own;
-    they are zero for columns that are constant here, and if there is no fit.
-    """
-    risks = risks_of(state)
-    first = int(risks.opened.question.intercept)
-    p = len(risks.opened.scale) - first
-
-    def instead(problem: str) -> tuple[dict[str, Array], str]:
-        arrays = {"beta": np.zeros(p), "information": np.zeros((p, p)), "deviations": np.zeros(p)}
-        return arrays, json.dumps({"problem": problem})
-
-    question, used = risks.opened.question, risks.opened.used
-    state.report(OwnFit(p * (p + 5) // 2, question.column_sums(used, True, risks.key), instead))
-    varies = risks.opened.varies[first:]
-    beta, information, problem = fit_own(risks, varies)
-    if problem:
-        state.report(OwnFitProblem(problem, risks.key, instead))
-    arrays = {"beta": beta, "information": information, "deviations": risks.opened.scale[first:]}
-    return arrays, json.dumps({"problem": problem})
-
-
-def fit_own(risks: SiteRisks, varies: Bools) -> tuple[Floats, Floats, str]:
-    """Maximize the partial likelihood of the site's rows: coefficients, information, and a problem or ''."""
-    p, inside = len(varies), np.ix_(varies, varies)
-    beta, information = np.zeros(p), np.zeros((p, p))
-    if not risks.rows[0].event.any():
-        return beta, information, NO_EVENTS
-
-    def at(own: Floats) -> tuple[float, Floats, Floats]:
-        whole = np.zeros(p)
-        whole[varies] = own
-        now = risks.at(whole)
-        return now.loglik, now.score()[varies], now.information()[inside]
-
-    own, part, problem = maximize_own(at, np.zeros(int(varies.sum())), MONOTONE)
-    if not problem:
-        beta[varies], information[inside] = own, part
-    return beta, information, problem
-
-
-SCORES = {
-    "spread": SPREAD,
-    "score": summed("score"),
-    "information": summed("information", 2),
-    "loglik": summed("partial log-likelihood", 0),
-}
-
-
-@step(
-    FAMILY,
-    "start fit_alone sum_scores",
-    takes={"scale": SCALE, "beta": BETA},
-    releases=SCORES,
-)
-def sum_scores(data: SiteData, state: State, scale: Floats, beta: Floats) -> dict[str, Array]:
-    """Sum score (p,), information (p, p) and log-likelihood over the site's risk sets at beta (p,).
-
-    `scale` and `beta` (p,) are for columns standardized over all sites, without the intercept. ``spread`` is
-    false, and all else zero, if few rows have nearly all weight at these coefficients.
-    """
-    risks = risks_of(state)
-    to_own = risks.to_own(scale)
-    check_lengths(data.name, beta=(beta, len(to_own)))
-    p, own = len(beta), to_own * beta
-    nothing = {"spread": np.array(False), "loglik": np.array(0.0)}
-    # Without coefficients the weights depend on the data alone, and single out no row.
-    state.report(
-        *risks.facts_at(own, {**nothing, "score": np.zeros(p), "information": np.zeros((p, p))})
-        if beta.any()
-        else (WorkingWeights(lambda: np.zeros((0, 0)), np.zeros((0, 2))), risks.facts_at(own)[-1])
-    )
-    now = risks.at(own)
-    if not np.isfinite(now.loglik):
-        state.report(*AT_THE_START)
-        return {**nothing, "score": np.zeros(p), "information": np.zeros((p, p))}
-    return {
-        "spread": np.array(True),
-        "score": to_own * now.score(),
-        "information": np.outer(to_own, to_own) * now.information(),
-        "loglik": np.array(now.loglik),
-    }
-
-
-@step(
-    FAMILY,
-    "sum_scores",
-    takes={
-        "scale": SCALE,
-        "beta": BETA,
-        **LEVERAGES,
-        "meat": control("whether to sum products of scores, and whether by cluster"),
-        "apart": control("whether to sum the score test of equal coefficients", 0),
-    },
-    releases={
-        "pairs": summed("pairs of rows: concordant, discordant, tied in prediction, tied in time"),
-        "squares": summed("squares of the rows' influences on the concordance"),
-        **cluster_releases(SUMS),
-        "clusters": summed("number of clusters", 0, optional=True, behind=(*SUMS, ClusterProducts)),
-        "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
-    },
-)
-def finish(
-    data: SiteData,
-    state: State,
-    scale: Floats,
-    beta: Floats,
-    meat: Array,
-    apart: Array,
-    inverse: Floats | None = None,
-    power: Array | None = None,
-) -> dict[str, Array]:
-    """Sum what the summary needs at the estimate; refused if a few rows have nearly all weight.
-
-    ``pairs`` (4,) and ``squares`` (3,) are those of the concordance within strata. On request it releases
-    ``meat`` (p, p), outer products of the scores of rows (Lin and Wei 1989); or what :func:`sum_corrected`
-    does for clusters, with their number ``clusters``, where `inverse` (p, p) is the inverse information of
-    all sites and `power` that of one less a leverage. ``apart`` (2,) is the site's part of the score test of
-    equal coefficients.
-    """
-    risks = risks_of(state)
-    to_own = risks.to_own(scale)
-    check_lengths(data.name, beta=(beta, len(to_own)), meat=(meat, 2))
-    own = to_own * beta
-    state.report(*risks.facts_at(own))
-    now, (table, X, offset) = risks.at(own), risks.rows
-    pairs, influences = concordance(table, X @ own + offset)
-    code = risks.codes(risks.request.clusters) if meat[1] else np.arange(risks.n)
-    if not meat[1]:
-        influences = table.of_rows(influences)
-    s, m = (np.bincount(code, column) for column in influences.T)
-    arrays = {"pairs": pairs, "squares": np.array([s @ s, s @ m, m @ m])}
-    if meat[0]:
-        residual = np.where(table.event, table.weight, 0.0) - now.expected()
-        state.report(risks.opened.products_with(table.of_rows(residual) ** 2))
-        if meat[1]:
-            arrays["clusters"] = np.array(float(code.max() + 1))
-            state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
-            whole = np.outer(to_own, to_own) * now.information()
-            request = LeverageRequest.of(data.name, whole, np.eye(len(beta)), inverse, power)
-            # The site's own strata have baseline hazards of their own.
-            observed = np.where(table.event, table.weight, 0.0)
-            events = np.bincount(table.stratum, observed, len(table.first) - 1).astype(np.float64)
-            arrays |= cluster_sums(state, request, now, code, events, to_own)
-        else:
-            scores = table.of_rows(now.row_scores()) * to_own
-            arrays["meat"] = scores.T @ scores
-    if apart:
-        arrays["apart"] = np.array(quadratic_form(now.score(), now.information()))
-    return arrays
-
-
-def cluster_sums(
-    state: State,
-    request: LeverageRequest,
-    now: PartialLikelihood,
-    code: Ints,
-    events: Floats,
-    to_own: Floats,
-) -> dict[str, Array]:
-    """Sum over clusters, see :func:`sum_corrected`.
-
-    Wang, Turner and Li (2023) correct scores of clusters of survival times in this form. A cluster also has
-    leverage in the level of each baseline hazard, whose weighted events are `events` (S,). `code` (n,)
-    numbers the clusters, `to_own` (p,) takes coefficients of all sites' columns to those of `now`.
-    """
-    scores = np.array([np.bincount(code, column) for column in now.row_scores().T]).T * to_own
-    margins = now.margins(code, events) if request.power else None
-
-    def information(part: slice) -> Floats:
-        own = np.where((code >= part.start) & (code < part.stop), code - part.start, -1)
-        return np.outer(to_own, to_own) * now.cluster_information(own, part.stop - part.start)
-
-    if margins is not None:
-        margins = replace(margins, cross=margins.cross * to_own)
-    return sum_corrected(state, request, scores, information, margins)
-
-
-def shared_columns(risks: SiteRisks, code: Ints) -> Ints:
-    """Count the clusters of two rows or more in which both of two columns are nonzero, (p, p)."""
-    several = np.bincount(code) >= 2
-    columns = np.concatenate([risks.opened.in_units(X) for _, X in risks.opened.chunks()]) != 0.0
-    there = np.array([np.bincount(code, column) > 0.0 for column in columns.T])[:, several].astype(float)
-    return np.asarray(there @ there.T, dtype=np.int64)
+    risks: SiteRisks = rows_in(state, SiteRisks)
+    return risks
 
 
 @step(
@@ -442,12 +315,12 @@ def shared_columns(risks: SiteRisks, code: Ints) -> Ints:
 def sum_time_scores(data: SiteData, state: State, text: str, scale: Floats, beta: Floats) -> dict[str, Array]:
     """Sum score and information of the coefficients of x g(t) at an estimate (Grambsch and Therneau 1994)."""
     risks = risks_of(state)
-    to_own = risks.to_own(scale)
-    check_lengths(data.name, beta=(beta, len(to_own)))
+    place = risks.place(scale, beta)
     if text not in TRANSFORMS:
         raise MessageError(f"{data.name}: function of time: expected one of {', '.join(TRANSFORMS)}")
-    own, products = to_own * beta, np.outer(to_own, to_own)
-    state.report(*risks.facts_at(own, transforms=(text,)))
+    own, to_own = place.own, np.diag(place.to_own)
+    products = np.outer(to_own, to_own)
+    state.report(*risks.facts_of(own, (text,)))
     now = risks.at(own)
     g = np.asarray(TRANSFORMS[text](now.table.times))
     return {
@@ -474,12 +347,10 @@ def sum_hazard(data: SiteData, state: State, scale: Floats, beta: Floats, edges:
     events are left out. Released are ``hazard`` and ``variance`` (J,) and ``centers`` (J, p).
     """
     risks = risks_of(state)
-    to_own = risks.to_own(scale)
-    check_lengths(data.name, beta=(beta, len(to_own)))
+    own = risks.place(scale, beta).own
     if (np.diff(edges) <= 0.0).any() or len(risks.rows[0].first) > 2:
         raise MessageError(f"{data.name}: 'edges' must ascend, and the model must have no strata")
-    own = to_own * beta
-    state.report(*risks.facts_at(own))
+    state.report(*risks.facts_of(own))
     found, (table, _, _) = risks.at(own), risks.rows
     # A time with several events stays whole; times are averaged until a block has enough of them.
     events = np.repeat(np.arange(len(table.times)), table.event_rows.astype(np.int64))
@@ -489,11 +360,11 @@ def sum_hazard(data: SiteData, state: State, scale: Floats, beta: Floats, edges:
     interval = np.searchsorted(edges, means)
     state.report(LevelRowCounts("events by interval", np.bincount(interval).tolist()))
     share = 1.0 / table.event_rows[events]
-    first = int(risks.opened.question.intercept)
+    shift, width = (column[risks.intercept :] for column in (risks.opened.shift, risks.opened.scale))
     # At zero of the data's columns: the site's own columns are shifted.
-    zero = float(np.exp(-(risks.opened.shift[first:] / risks.opened.scale[first:]) @ own))
+    zero = float(np.exp(-(shift / width) @ own))
     hazard, variance, centers = found.hazard()
-    centers = (centers * risks.opened.scale[first:] + hazard[:, None] * risks.opened.shift[first:]) * zero
+    centers = (centers * width + hazard[:, None] * shift) * zero
 
     def by_interval(values: Floats) -> Floats:
         out = np.zeros((len(edges) + 1, *values.shape[1:]))

@@ -10,11 +10,13 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, MaskedSiteSums, SiteFit
 from fedstat.inference.recession import LARGE_STEP, RecessionTest
+from fedstat.models.horizontal.clusters import ClusterChoice, LabelComparison, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -54,6 +56,22 @@ class LikelihoodSums:
         if apart is None or self.by_site is not None:
             return None
         return MaskedSiteSums(forward.T @ self.score, forward.T @ self.information @ forward, apart)
+
+
+def open_rows(
+    session: RowsSession, text: str, local: bool, groups: Sequence[Sequence[str]] = ()
+) -> FitProtocol[tuple[RowsDesign, list[Reply], list[Reply], tuple[SharedLabels, ...]]]:
+    """Open the rows in one round, since every round needs every site.
+
+    Returns the design, the replies to ``start``, whose request is `text`, the sites' own fits if they are
+    `local`, and labels of `groups` that several sites have.
+    """
+    K = len(session.sites)
+    requests = session.opening() + session.request_all("start", {}, text)
+    requests += session.request_all("fit_alone", {}) if local else []
+    compared = LabelComparison(session, tuple(map(tuple, groups)))
+    shared, replies = compared.split((yield requests + compared.requests()))
+    return session.opened(replies), replies[2 * K : 3 * K], replies[3 * K :], shared
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +143,19 @@ class LikelihoodNewton:
             else:
                 raise EstimationError(stuck.format(len(self.trace)))
             before, gamma, total = total.information, trial, new
+
+    def finish(
+        self,
+        point: dict[str, Array],
+        meat: Sequence[bool],
+        clusters: ClusterChoice | None,
+        information: Floats,
+    ) -> FitProtocol[list[Reply]]:
+        """Request the sums at the estimate: products of scores, and the comparison of the sites."""
+        arrays = point | {"meat": np.array(meat), "apart": np.array(self.session.masked)}
+        if clusters is not None:
+            arrays |= clusters.arrays(information)
+        return (yield self.session.request_all("finish", arrays))
 
     def local_fits(
         self,

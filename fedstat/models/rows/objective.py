@@ -1,0 +1,452 @@
+"""A likelihood over the rows of a site: what a family writes, and what it gets for it.
+
+A family whose likelihood is a sum over rows, or over risk sets of rows, is a class of the kind
+:class:`Objective`. :func:`fedstat.models.rows.steps.enter_steps` makes the steps of a site from it, and
+:class:`fedstat.models.rows.newton.LikelihoodNewton` maximizes it over all sites.
+
+The parameters of an objective are those of the site's own columns, which the site standardized by its own
+means and deviations. :meth:`Objective.place` takes the parameters of a request to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.horizontal_steps import OpenRows, translation
+from fedstat.federation.disclosure.facts import (
+    ColumnSums,
+    ScoreAndInformation,
+    RowBlock,
+    SummedProducts,
+    WorkingWeights,
+)
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.kernels.categories import moved
+from fedstat.kernels.clusters import Margins, cluster_products
+from fedstat.models.horizontal.rows import NO_MEANS
+from fedstat.models.rows.newton import maximize_own
+from fedstat.typing import Array, Bools, Floats, Ints
+
+Declarations: TypeAlias = Mapping[str, ArrayDeclaration]
+Facts: TypeAlias = tuple[ScoreAndInformation | WorkingWeights, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTerms:
+    """A sum over rows: ``left' diag(w) right`` for each column w of the weights.
+
+    Released sums are made of these. `left` (n, a) and `right` (n, b) are quantities of the rows, and
+    `weights` (n, k) depend on the parameters.
+    """
+
+    left: Floats
+    weights: Floats
+    right: Floats
+
+    def sums(self) -> Floats:
+        """Add up the rows: (k, a, b)."""
+        return np.asarray(np.einsum("na,nk,nb->kab", self.left, self.weights, self.right, optimize=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteSums:
+    """Log-likelihood, score (q,) and information (q, q) of the rows of a site, by its own parameters.
+
+    `spread` (k, 2) has sum and sum of squares of each vector of weights, where the sums are known without a
+    look at the rows; `flat` returns whether means are at the ends of their range.
+    """
+
+    loglik: float
+    score: Floats
+    information: Floats
+    spread: Floats | None = None
+    flat: Callable[[], bool] | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the likelihood is defined at these parameters."""
+        return bool(np.isfinite(self.loglik) and np.isfinite(self.information).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Parameters of a site (q,), and the matrix (q, q) that takes those of the request to them."""
+
+    own: Floats
+    to_own: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsWithWeights:
+    """A part of the rows, for the check of what sums at several points single out."""
+
+    weights: Callable[[Any], Floats]
+    X: Floats
+    rows: slice
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, and a constant."""
+        return self.X[self.rows]
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Weights of the rows at points, (m, k)."""
+        return np.column_stack([self.weights(point) for point in points])[self.rows]
+
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        width = self.X.shape[1]
+        return np.asarray(self.columns @ wide[:width] + self.vectors(points) @ wide[width:])
+
+    def every(self, first: int, step: int) -> RowsWithWeights:
+        """Return every n-th row, from the first on."""
+        return replace(self, rows=slice(first, None, step))
+
+
+class FitRows(ABC):
+    """The rows of one fit at a site, which it can also fit alone.
+
+    Attributes
+    ----------
+    family : str
+        Name of the family, and of the rows in the state of a session.
+    request_type : type
+        What the coordinator sends with the step ``start``; `requests` declares it.
+    starts, own_fit : mapping of str to ArrayDeclaration
+        What ``start`` and ``fit_alone`` release.
+    """
+
+    family: ClassVar[str]
+    request_type: ClassVar[Any]
+    requests: ClassVar[ArrayDeclaration]
+    starts: ClassVar[Declarations]
+    own_fit: ClassVar[Declarations]
+    opened: OpenRows
+
+    @classmethod
+    @abstractmethod
+    def begin(cls, data: SiteData, state: State, request: Any) -> tuple[Self, dict[str, Array]]:
+        """Check and sort the rows of a fit, and return what ``start`` releases."""
+
+    @property
+    def variant(self) -> object:
+        """What distinguishes the model from others of the same family and question, as a plain value."""
+        return ""
+
+    @property
+    @abstractmethod
+    def own_numbers(self) -> int:
+        """Distinct numbers in the fit of the site's rows alone."""
+
+    @property
+    @abstractmethod
+    def own_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the arrays of the site's own fit."""
+
+    @abstractmethod
+    def fit_own(self) -> tuple[dict[str, Array], str]:
+        """Fit the site's rows alone: its arrays, and what prevented a fit or ''."""
+
+    @property
+    def data(self) -> SiteData:
+        """The site's data."""
+        return self.opened.data
+
+    @property
+    def key(self) -> str:
+        """Digest of the model and of the rows that it is fitted on."""
+        text = json.dumps([self.opened.question.to_json(), self.family, self.variant])
+        return hashlib.sha256(text.encode() + self.opened.used.tobytes()).hexdigest()[:16]
+
+    @property
+    def column_sums(self) -> ColumnSums:
+        """Functions of columns whose products the fit of these rows would reveal."""
+        return self.opened.question.column_sums(self.opened.used, True, self.key)
+
+    def codes(self, names: Sequence[str]) -> Ints:
+        """Return the number of each row's combination of values of columns, (n,)."""
+        if not names:
+            raise MessageError(f"{self.data.name}: the model named no columns of groups")
+        frame = pd.concat([rows.frame[list(names)] for rows, _ in self.opened.chunks()])
+        return np.asarray(frame.groupby(list(names), sort=True).ngroup(), dtype=np.int64)
+
+    def shared_columns(self, code: Ints) -> Ints:
+        """Count the clusters of two rows or more in which both of two columns are nonzero, (p, p)."""
+        several = np.bincount(code) >= 2
+        columns = np.concatenate([self.opened.in_units(X) for _, X in self.opened.chunks()]) != 0.0
+        there = np.array([np.bincount(code, column) > 0.0 for column in columns.T])[:, several].astype(float)
+        return np.asarray(there @ there.T, dtype=np.int64)
+
+
+class Objective(FitRows):
+    """A log-likelihood over the rows of one fit at a site.
+
+    A family gives the arrays of a point, its sums by a kernel, and the terms of which these are made: the
+    checks of a release follow from the terms, and a test compares them with the sums of the kernel.
+
+    Attributes
+    ----------
+    clusters : tuple of str
+        Columns of clusters that the request names.
+    point : mapping of str to ArrayDeclaration
+        Arrays that name parameters.
+    what : mapping of str to str
+        What the sums are, for the ledger: ``score``, ``information`` and ``loglik``.
+    meat : ArrayDeclaration
+        Which products of scores are requested: of rows, of clusters, and of the site where it has a third
+        value.
+    extra : mapping of str to ArrayDeclaration
+        What :meth:`at_estimate` releases.
+    unbounded : str
+        The problem of the site's own fit where the likelihood has no maximum.
+    """
+
+    point: ClassVar[Declarations]
+    what: ClassVar[Mapping[str, str]]
+    meat: ClassVar[ArrayDeclaration]
+    meats: ClassVar[int] = 2
+    extra: ClassVar[Declarations] = {}
+    unbounded: ClassVar[str]
+    n: int
+    """Rows behind the sums."""
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Columns of clusters."""
+        return ()
+
+    @abstractmethod
+    def place(self, **point: Floats) -> Place:
+        """Check the arrays of a point, and return the site's own parameters there."""
+
+    def units(self, **point: Floats) -> Floats:
+        """Return the matrix that takes parameters to those in the units of the data, (q, q)."""
+        return np.eye(len(point["beta"]))
+
+    @abstractmethod
+    def sums(self, own: Floats) -> SiteSums:
+        """Sum over the rows at the site's own parameters (q,)."""
+
+    @abstractmethod
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of which the sums "score" and "information" are made."""
+
+    @abstractmethod
+    def row_scores(self, own: Floats) -> Floats:
+        """Return the score of each row, weights included, (n, q)."""
+
+    @abstractmethod
+    def residuals(self, own: Floats) -> Floats:
+        """Return the weights of the rows in the score, (n, k), by which products of scores are judged."""
+
+    def vectors(self, own: Floats) -> Floats:
+        """Return the weights by which columns are multiplied in all sums at a point, (n, k)."""
+        found = self.terms(own)
+        return np.column_stack([one.weights for terms in found.values() for one in terms])
+
+    def weights(self, own: Floats) -> Floats:
+        """Return the absolute weights of rows that the disclosure checks judge, (k, n)."""
+        return np.abs(self.vectors(own).T)
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """Yield the rows with the weights by which columns are multiplied, at points of :meth:`facts_at`."""
+        X = np.concatenate([X for _, X in self.opened.chunks()])
+        yield RowsWithWeights(lambda key: self.vectors(np.frombuffer(key)), X, slice(None))
+
+    @property
+    @abstractmethod
+    def first(self) -> Floats:
+        """Parameters (q,) at which the fit of the site's rows starts."""
+
+    @property
+    def known(self) -> Bools:
+        """Which parameters (q,) are of columns that vary here."""
+        return self.opened.varies
+
+    @property
+    def own_columns(self) -> dict[str, Array]:
+        """How the site standardized its columns, which it releases with its own fit."""
+        return {"columns": self.opened.own}
+
+    @property
+    def own_numbers(self) -> int:
+        """Parameters and information, and means and deviations of all columns but the constant."""
+        q = len(self.known)
+        return q * (q + 3) // 2 + 2 * (len(self.opened.scale) - 1)
+
+    @property
+    def row_weight(self) -> Floats | None:
+        """Weights of the rows (n,) if these are numbers of rows."""
+        if not self.opened.question.counts_rows:
+            return None
+        return np.concatenate([rows.weight for rows, _ in self.opened.chunks()])
+
+    @abstractmethod
+    def cluster_information(self, own: Floats, code: Ints, part: slice) -> Floats:
+        """Return the information of each of a range of clusters, (g, q, q)."""
+
+    def margins(self, own: Floats, code: Ints, to_own: Floats) -> Margins | None:
+        """Return the leverages of clusters in parameters beyond these, if there are any."""
+        return None
+
+    def lacks(self) -> str:
+        """Return why the site's rows alone have no fit, or ''."""
+        return ""
+
+    def at_estimate(self, own: Floats, code: Ints | None) -> dict[str, Array]:
+        """Return what a summary needs besides; `code` (n,) numbers the clusters of a fit with clusters."""
+        return {}
+
+    def key_of(self, own: Floats) -> Any:
+        """Return what distinguishes a point, from which :meth:`blocks` makes weights."""
+        return own.tobytes()
+
+    def facts_at(self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None) -> Facts:
+        """Declare the weights that rows have in sums at a point; `instead` is released if few rows weigh."""
+        return (
+            NO_MEANS,  # if weights allow another release only
+            WorkingWeights(lambda: self.weights(own), sums.spread, instead, sums.flat),
+            ScoreAndInformation(self.opened, self.n, self.key_of(own), self.blocks),
+        )
+
+    def products_at(self, own: Floats) -> Iterator[SummedProducts]:
+        """Declare the products of the rows' scores."""
+        for column in self.residuals(own).T:
+            yield self.opened.products_with(column**2)
+
+    def fit_own(self) -> tuple[dict[str, Array], str]:
+        """Maximize the likelihood of the site's rows: parameters, information, columns, and a problem or ''.
+
+        They are zero for parameters of columns that are constant here, and if there is no fit.
+        """
+        known, start = self.known, self.first
+        inside = np.ix_(known, known)
+        beta, information = np.zeros(len(known)), np.zeros((len(known), len(known)))
+
+        def at(values: Floats) -> tuple[float, Floats, Floats]:
+            whole = np.zeros(len(known))
+            whole[known] = values
+            now = self.sums(whole)
+            return now.loglik, now.score[known], now.information[inside]
+
+        problem = self.lacks()
+        if not problem:
+            own, part, problem = maximize_own(at, start[known], self.unbounded)
+        if not problem:
+            beta[known], information[inside] = own, part
+        return {"beta": beta, "information": information, **self.own_columns}, problem
+
+    @property
+    def own_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the arrays of the site's own fit."""
+        q = len(self.known)
+        return {"beta": (q,), "information": (q, q)} | {
+            name: one.shape for name, one in self.own_columns.items()
+        }
+
+
+class PredictorObjective(Objective):
+    """A log-likelihood of rows that depends on the parameters by linear predictors, ``eta_j = x' M_j theta``.
+
+    A family gives the log-likelihood of each row with two derivatives in its predictors.
+    """
+
+    @property
+    @abstractmethod
+    def matrices(self) -> Floats:
+        """Matrices (J, p, q) from parameters to the coefficients of each predictor."""
+
+    @abstractmethod
+    def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+        """Yield columns (m, p), log-likelihoods (m,), and derivatives (m, J), (m, J, J), part by part."""
+
+    def coefficients(self, own: Floats) -> Floats:
+        """Return the coefficients of each predictor, (J, p)."""
+        return np.asarray(self.matrices @ own)
+
+    def place(self, shift: Floats, scale: Floats, beta: Floats) -> Place:  # type: ignore[override]
+        """Return parameters of the site's own columns."""
+        T, M = standard_place(self.opened, shift, scale), self.matrices
+        check_lengths(self.data.name, beta=(beta, M.shape[2]))
+        to_own = moved(M.reshape(-1, M.shape[2]), T)
+        return Place(to_own @ beta, to_own)
+
+    def units(self, shift: Floats, scale: Floats, beta: Floats) -> Floats:  # type: ignore[override]
+        """Return the matrix from parameters to those in the units of the data."""
+        M = self.matrices
+        T = translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
+        return moved(M.reshape(-1, M.shape[2]), T)
+
+    def sums(self, own: Floats) -> SiteSums:
+        """Add up the terms."""
+        found = self.terms(own)
+        loglik = sum(float(part.sum()) for _, part, _, _ in self.rows_at(own))
+        score = np.sum([one.sums()[0, :, 0] for one in found["score"]], axis=0)
+        return SiteSums(loglik, score, np.sum([one.sums()[0] for one in found["information"]], axis=0))
+
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of the sums: derivatives by the predictors, times products of their columns."""
+        score, information = [], []
+        for X, _, g, H in self.rows_at(own):
+            Z, one = [X @ M for M in self.matrices], np.ones((len(X), 1))
+            score += [RowTerms(Z[j], g[:, j : j + 1], one) for j in range(len(Z))]
+            pairs = product(range(len(Z)), repeat=2)
+            information += [RowTerms(Z[j], -H[:, j, k, None], Z[k]) for j, k in pairs]
+        return {"score": score, "information": information}
+
+    def vectors(self, own: Floats) -> Floats:
+        """Return the derivatives of all rows by their predictors, (n, k)."""
+        j, k = np.triu_indices(len(self.matrices))
+        return np.concatenate([np.column_stack([g, -H[:, j, k]]) for _, _, g, H in self.rows_at(own)])
+
+    def row_scores(self, own: Floats) -> Floats:
+        """Return the scores of the rows."""
+        M = self.matrices
+        return np.concatenate(
+            [sum(g[:, j, None] * (X @ M[j]) for j in range(len(M))) for X, _, g, _ in self.rows_at(own)]
+        )
+
+    def residuals(self, own: Floats) -> Floats:
+        """Return derivatives of the rows' log-likelihoods by their predictors, (n, J)."""
+        return np.concatenate([g for _, _, g, _ in self.rows_at(own)])
+
+    def cluster_information(self, own: Floats, code: Ints, part: slice) -> Floats:
+        """Return the observed information of each of a range of clusters, (g, q, q)."""
+        M, at = self.matrices, 0
+        found = np.zeros((part.stop - part.start, M.shape[2], M.shape[2]))
+        for X, _, _, H in self.rows_at(own):
+            here = code[at : at + len(X)] - part.start
+            inside, at = (here >= 0) & (here < len(found)), at + len(X)
+            for j, k in zip(*np.nonzero(H.any(axis=0)), strict=True):
+                products = cluster_products(X[inside], -H[inside, j, k], here[inside], len(found))
+                found += M[j].T @ products @ M[k]
+        return found
+
+    @property
+    def known(self) -> Bools:
+        """Parameters of columns that vary here: those of a site without the other columns."""
+        return np.asarray((self.matrices[:, ~self.opened.varies] == 0.0).all(axis=(0, 1)))
+
+
+OBJECTIVES: dict[str, type[Objective]] = {}
+"""Likelihoods over rows by the name of their family."""
+
+
+def standard_place(opened: OpenRows, shift: Floats, scale: Floats) -> Floats:
+    """Return the matrix from coefficients of standardized columns to those of the site's own, (p, p)."""
+    p, name = len(opened.scale), opened.data.name
+    check_lengths(name, shift=(shift, p), scale=(scale, p))
+    if not (scale > 0.0).all():
+        raise MessageError(f"{name}: array 'scale' must be positive")
+    return translation(opened.shift, opened.scale, shift, scale)
