@@ -252,8 +252,7 @@ class CategoryBlock:
 
 def categories_of(state: State) -> SiteCategories:
     """Return this fit's rows; MessageError if the fit was not started here."""
-    site: SiteCategories = rows_in(state, SiteCategories)
-    return site
+    return rows_in(state, SiteCategories)
 
 
 def opened_categories(data: SiteData, state: State, request: CategoryRequest) -> SiteCategories:

@@ -79,6 +79,7 @@ class SiteRisks(Objective):
 
     opened: OpenRows
     request: CoxRequest
+    n: int
     held: tuple[RiskTable, Floats, Floats] | None = None
     last: tuple[bytes, PartialLikelihood] | None = None
 
@@ -92,11 +93,6 @@ class SiteRisks(Objective):
         if self.held is None:
             self.held = self._read()
         return self.held
-
-    @property
-    def n(self) -> int:
-        """Rows that were opened; in a dry run fewer than the site has."""
-        return len(self.rows[0].stop)
 
     @property
     def intercept(self) -> int:
@@ -126,7 +122,8 @@ class SiteRisks(Objective):
         question = opened.question
         if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
             raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
-        risks = cls(opened, request)
+        # Rows that were opened: in a dry run fewer than the site has.
+        risks = cls(opened, request, sum(len(X) for _, X in opened.chunks()))
         # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
         counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
         state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
@@ -297,8 +294,7 @@ enter_steps(SiteRisks)
 
 def risks_of(state: State) -> SiteRisks:
     """Return this fit's rows; MessageError if the fit was not started here."""
-    risks: SiteRisks = rows_in(state, SiteRisks)
-    return risks
+    return rows_in(state, SiteRisks)
 
 
 @step(

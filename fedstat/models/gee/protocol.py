@@ -22,13 +22,9 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
 from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
-from fedstat.models.horizontal.clusters import (
-    ClusterChoice,
-    Clustering,
-    LabelComparison,
-    SharedLabels,
-)
+from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.rows.newton import open_rows
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 MOST_HALVINGS = 20
@@ -143,16 +139,11 @@ class GEEScoring:
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, sort them into clusters, and fit every site's own."""
-        session, K = self.session, len(self.session.sites)
-        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
-        alone = session.request_all("fit_alone", {}) if local else []
-        compared = LabelComparison(session, ((self.request.groups,),))
-        self.shared, replies = compared.split((yield requests + alone + compared.requests()))
-        self.alone = replies[3 * K :]
+        opened = open_rows(self.session, to_json(self.request), local, ((self.request.groups,),))
+        design, started, self.alone, self.shared = yield from opened
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
-        self.coordinates = Coordinates.of(session.opened(replies), own)
-        self.counts = add(replies[2 * K : 3 * K], "counts")
-        names = self.coordinates.design.names
+        self.coordinates = Coordinates.of(design, own)
+        self.counts, names = add(started, "counts"), design.names
         if self.counts[0] <= len(names):
             raise EstimationError(
                 f"{self.counts[0]:.0f} clusters of all sites for {len(names)} coefficients; expected more "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,18 +10,17 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.disclosure.facts import (
     ClusterCounts,
     ClusterProducts,
+    ColumnSums,
     OutcomeCounts,
-    OwnFit,
-    OwnFitProblem,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, control
+from fedstat.federation.message import aggregate, control
 from fedstat.inference.convergence import last_digit
 from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -37,6 +35,8 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
+from fedstat.models.rows.objective import FitRows
+from fedstat.models.rows.steps import enter_start, own_part, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "gee"
@@ -78,16 +78,116 @@ class ScaledRows:
     r: Floats
 
 
+CLUSTERS = (*OPEN_ROWS, ClusterCounts, ClusterProducts)
+BEHIND = (*SUMS, ClusterCounts, ClusterProducts)
+
+
 @dataclass(slots=True, eq=False)
-class SiteClusters:
+class SiteClusters(FitRows):
     """One fit's rows, sorted by cluster and by time within it; `start` (G + 1,) are the first of each."""
 
     MADE_AGAIN: ClassVar = ("held",)
     """The part that is made from the rows again when a session is resumed."""
 
+    family = FAMILY
+    request_type = GEERequest
+    requests = control("family, columns of clusters and of their order, working correlation", common=True)
+    starts: ClassVar = {
+        "counts": summed(
+            "sums over clusters: ones, weights, pairs of rows, and weighted pairs", behind=CLUSTERS
+        )
+    }
+    own_fit: ClassVar = {
+        "beta": own_part("coefficients", behind=CLUSTERS),
+        "cov": own_part("bias-reduced covariance", 2, CLUSTERS),
+        "columns": own_part("means and deviations of the columns", 2, CLUSTERS),
+        "clusters": own_part("number of clusters", 0, CLUSTERS),
+    }
+
+    opened: OpenRows
     model: SiteModel
     request: GEERequest
     held: tuple[Rows, Ints] | None = None
+
+    @classmethod
+    def begin(
+        cls, data: SiteData, state: State, request: GEERequest
+    ) -> tuple[SiteClusters, dict[str, Array]]:
+        """Sort the rows into clusters, and count these: ``counts`` (4,)."""
+        opened = rows_of(state)
+        columns = {request.groups, *([request.time] if request.time else [])}
+        if not columns <= set(opened.question.labels):
+            raise MessageError(
+                f"{data.name}: the model did not open the columns of clusters and times as labels"
+            )
+        distribution = DistributionSpec.from_json(request.distribution)
+        model = SiteModel(opened, distribution, state.entities, len(opened.shift))
+        clusters = cls(opened, model, request)
+        rows, first = clusters.sorted
+        w = clusters.weights
+        state.report(*clusters.facts())
+        if distribution.least_squares:
+            # The same at all coefficients: a difference of two masked sums is a site's part.
+            state.report(clusters.column_sums)
+        require_response(data.name, rows, distribution, opened.question.response)
+        if distribution.name == "Binomial":
+            sides = [int((clusters.by_cluster((rows.y == value) * 1.0) > 0.0).sum()) for value in (0.0, 1.0)]
+            state.report(OutcomeCounts((sides[0], sides[1]), opened.question.response))
+        # Reweighting after dropout gives a person several weights, which only independence allows.
+        size = np.diff(first)
+        if request.kind and (np.abs(w - np.repeat(w[first[:-1]], size)) > 1e-9 * w.max()).any():
+            raise DesignError(
+                f"site {data.name!r}: weights differ between rows of one '{request.groups}'. Use weights "
+                "that are equal within clusters, or cov_struct='independence'."
+            )
+        state.count_entities(min(len(size), state.entities))
+        return clusters, {"counts": clusters.counts}
+
+    @property
+    def counts(self) -> Floats:
+        """Sums over clusters: ones, weights, pairs of rows, and weighted pairs, (4,)."""
+        _, first = self.sorted
+        size, w = np.diff(first), self.weights
+        pairs = size * (size - 1.0) / 2.0
+        return np.array([float(len(size)), w.sum(), pairs.sum(), w[first[:-1]] @ pairs])
+
+    @property
+    def key(self) -> str:
+        """Digest of the model of independent rows, and of these."""
+        return self.model.key
+
+    @property
+    def column_sums(self) -> ColumnSums:
+        """Functions of columns whose products the fit of these rows would reveal."""
+        return self.model.column_sums
+
+    @property
+    def own_numbers(self) -> int:
+        """Coefficients, covariance, moments of the columns, and the number of clusters."""
+        p = self.model.p
+        return p * (p + 3) // 2 + 2 * (p - 1) + 1
+
+    @property
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays of the site's own fit."""
+        p = self.model.p
+        return {"beta": (p,), "cov": (p, p), "columns": (2, p), "clusters": ()}
+
+    def fit_own(self) -> tuple[dict[str, Array], str]:
+        """Solve the equations of the site's clusters.
+
+        ``beta`` (p,) and ``cov`` (p, p), that of Mancl and DeRouen, are for the columns as the site
+        standardized them, with means and deviations ``columns`` (2, p); zeros for constant columns, and if
+        there is no fit.
+        """
+        arrays: dict[str, Array] = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
+        G, varies = len(self.sorted[1]) - 1, self.opened.varies
+        solved = _fit_own(self, varies) if CLUSTERS_PER_COLUMN * self.model.p <= G else FEW
+        arrays |= {"columns": self.opened.own, "clusters": np.array(float(G))}
+        if isinstance(solved, str):
+            return arrays, solved
+        arrays["beta"][varies], arrays["cov"][np.ix_(varies, varies)] = solved
+        return arrays, ""
 
     def make_again(self) -> None:
         """Sort the rows again when they are next needed."""
@@ -184,55 +284,12 @@ class SiteClusters:
             yield ClusterProducts((inside @ inside.T).astype(np.int64), (groups,), self.request.time)
 
 
+enter_start(SiteClusters)
+
+
 def clusters_of(state: State) -> SiteClusters:
     """Return this fit's clusters; MessageError if the fit was not started here."""
-    rows_of(state)
-    return state.use(FAMILY, SiteClusters, "this fit was not started here; request 'start' first")
-
-
-CLUSTERS = (*OPEN_ROWS, ClusterCounts, ClusterProducts)
-BEHIND = (*SUMS, ClusterCounts, ClusterProducts)
-
-
-@step(
-    FAMILY,
-    releases={
-        "counts": summed(
-            "sums over clusters: ones, weights, pairs of rows, and weighted pairs", behind=CLUSTERS
-        )
-    },
-    request=GEERequest,
-    requests=control("family, columns of clusters and of their order, working correlation", common=True),
-)
-def start(data: SiteData, state: State, request: GEERequest) -> dict[str, Array]:
-    """Sort the rows into clusters, and count these: ``counts`` (4,)."""
-    opened = rows_of(state)
-    if not {request.groups, *([request.time] if request.time else [])} <= set(opened.question.labels):
-        raise MessageError(f"{data.name}: the model did not open the columns of clusters and times as labels")
-    model = SiteModel(
-        opened, DistributionSpec.from_json(request.distribution), state.entities, len(opened.shift)
-    )
-    clusters = SiteClusters(model, request)
-    rows, first = clusters.sorted
-    size = np.diff(first)
-    G, w = len(size), clusters.weights
-    state.report(*clusters.facts())
-    if model.distribution.least_squares:
-        # The same at all coefficients: a difference of two masked sums is a site's part.
-        state.report(model.column_sums)
-    require_response(data.name, rows, model.distribution, opened.question.response)
-    if model.distribution.name == "Binomial":
-        sides = [int((clusters.by_cluster((rows.y == value) * 1.0) > 0.0).sum()) for value in (0.0, 1.0)]
-        state.report(OutcomeCounts((sides[0], sides[1]), opened.question.response))
-    # Reweighting after dropout gives a person several weights, which only independence allows.
-    if request.kind and (np.abs(w - np.repeat(w[first[:-1]], size)) > 1e-9 * w.max()).any():
-        raise DesignError(
-            f"site {data.name!r}: weights differ between rows of one '{request.groups}'. Use weights that "
-            "are equal within clusters, or cov_struct='independence'."
-        )
-    state.keep(FAMILY, clusters, min(G, state.entities))
-    pairs = size * (size - 1.0) / 2.0
-    return {"counts": np.array([float(G), w.sum(), pairs.sum(), w[first[:-1]] @ pairs])}
+    return rows_in(state, SiteClusters)
 
 
 def sums_at(
@@ -361,58 +418,13 @@ def finish(
 # A site's own fit, for the comparison of sites.
 
 
-def _own(what: str, ndim: int = 1) -> ArrayDeclaration:
-    return aggregate(f"site's own fit: {what}", ndim, behind=(*CLUSTERS, OwnFit))
-
-
-@step(
-    FAMILY,
-    "start",
-    releases={
-        "beta": _own("coefficients"),
-        "cov": _own("bias-reduced covariance", 2),
-        "columns": _own("means and deviations of the columns", 2),
-        "clusters": _own("number of clusters", 0),
-    },
-    replies=control("what hindered the fit of the site's rows alone"),
-)
-def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Fit this site's clusters alone, and release that fit; the text has the ``problem`` that prevented it.
-
-    ``beta`` (p,) and ``cov`` (p, p), that of Mancl and DeRouen, are for the columns as the site standardized
-    them, with means and deviations ``columns`` (2, p); zeros for constant columns, and if there is no fit.
-    """
-    clusters = clusters_of(state)
-    model, G = clusters.model, len(clusters.sorted[1]) - 1
-    p, varies = model.p, model.opened.varies
-
-    def reply(problem: str, beta: Floats, cov: Floats) -> tuple[dict[str, Array], str]:
-        arrays = {"beta": beta, "cov": cov, "columns": model.opened.own, "clusters": np.array(float(G))}
-        return arrays, json.dumps({"problem": problem})
-
-    def instead(problem: str) -> tuple[dict[str, Array], str]:
-        arrays, text = reply(problem, np.zeros(p), np.zeros((p, p)))
-        return arrays | {"columns": np.zeros((2, p)), "clusters": np.array(0.0)}, text
-
-    state.report(OwnFit(p * (p + 3) // 2 + 2 * (p - 1) + 1, model.column_sums, instead))
-    found = _fit_own(clusters, varies) if CLUSTERS_PER_COLUMN * p <= G else FEW
-    if isinstance(found, str):
-        state.report(OwnFitProblem(found, model.model_key, instead))
-        return reply(found, np.zeros(p), np.zeros((p, p)))
-    beta, cov = np.zeros(p), np.zeros((p, p))
-    beta[varies], cov[np.ix_(varies, varies)] = found
-    return reply("", beta, cov)
-
-
 def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | str:
     """Solve the site's own estimating equations: coefficients and covariance, or the problem."""
     model, (_, first) = clusters.model, clusters.sorted
-    inside, size = np.ix_(varies, varies), np.diff(first)
+    inside, counts = np.ix_(varies, varies), clusters.counts
     sums = evaluate(clusters.chunks(), None, model.distribution)
     beta, rho, p = np.zeros(model.p), 0.0, int(varies.sum())
     score, information = sums.score, sums.information
-    counts = np.array([0.0, clusters.weights.sum(), (size * (size - 1.0)).sum() / 2.0, 0.0])
-    counts[3] = clusters.weights[first[:-1]] @ (size * (size - 1.0)) / 2.0
     for _ in range(OWN_ITERATIONS):
         values = np.linalg.eigvalsh(information[inside])
         if not values[0] > 1e-12 * values[-1]:

@@ -19,6 +19,7 @@ from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, Pooled
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.rows.newton import open_rows
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
@@ -103,15 +104,8 @@ class Newton:
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardize."""
-        session = self.session
-        # Everything that needs no coefficients goes into one round, since every round needs every site.
-        requests = session.opening() + session.request_all("start", {}, self.distribution.to_json())
-        if local:
-            requests += session.request_all("fit_alone", {})
-        replies = yield requests
-        K = len(session.sites)
-        started, self.alone = replies[2 * K : 3 * K], replies[3 * K :]
-        design = session.opened(replies)
+        text = self.distribution.to_json()
+        design, started, self.alone, _ = yield from open_rows(self.session, text, local)
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(design, own)
         self.n = int(design.n.sum())

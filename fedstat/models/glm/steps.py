@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,15 +24,13 @@ from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ClusterRowCounts,
     ColumnSums,
-    OwnFit,
-    OwnFitProblem,
     ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, presence, schema
+from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.clusters import cluster_products
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -62,6 +61,8 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
+from fedstat.models.rows.objective import FitRows, standard_place
+from fedstat.models.rows.steps import enter_start, own_part, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -76,14 +77,98 @@ LARGEST = 80.0
 """Size at which offsets are truncated before their exponentials are summed; the sum is a first guess only."""
 
 
+COLUMNS = {
+    "shift": aggregate("means of the columns over all sites", common=True),
+    "scale": aggregate("standard deviations of the columns over all sites", common=True),
+}
+BETA = "coefficients of the standardized columns"
+NULL = aggregate("intercept of the model without covariates", 0, optional=True, common=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteModel:
+class SiteModel(FitRows):
     """One fit's family over the rows that its session opened."""
+
+    family = FAMILY
+    request_type = DistributionSpec
+    requests = control("family and link", common=True)
+    starts: ClassVar = {"response": summed("sums of weights and response", behind=OPEN_ROWS)}
+    own_fit: ClassVar = {
+        "beta": own_part("coefficients"),
+        "information": own_part("information", 2),
+        "columns": own_part("means and deviations of the columns", 2),
+        "pearson": own_part("Pearson's statistic", 0),
+        "count": own_part("sum of the frequency weights", 0, optional=True),
+    }
 
     opened: OpenRows
     distribution: DistributionSpec
     n: int
     p: int
+
+    @classmethod
+    def begin(
+        cls, data: SiteData, state: State, distribution: DistributionSpec
+    ) -> tuple[SiteModel, dict[str, Array]]:
+        """Check the response, and sum it.
+
+        It returns ``response``: sum of the weights, of the weighted response, and what the intercept of the
+        null model needs from the offset: with a log link the weighted sum of its exponentials, limited to
+        those of `LARGEST`; and with an offset its weighted sum.
+        """
+        opened = rows_of(state)
+        model = cls(opened, distribution, state.entities, len(opened.shift))
+        if distribution.least_squares:
+            # The same at all coefficients: a difference of two masked sums is a site's part.
+            state.report(model.column_sums)
+        exponentials = distribution.link == "Log"
+        sums = np.zeros(4)
+        for rows in model.chunks():
+            require_response(data.name, rows, model.distribution, opened.question.response)
+            weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
+            sums[:2] += weight.sum(), weight @ rows.y
+            if rows.offset is None:
+                sums = sums[:3]
+                sums[2] += weight.sum()
+                continue
+            limited = np.clip(rows.offset, -LARGEST, LARGEST)
+            sums[2] += weight @ np.exp(limited) if exponentials else weight.sum()
+            sums[3] += weight @ rows.offset
+        state.report(*model.products_by_outcome())
+        if "glm point" in state:  # left from another fit
+            state.forget("glm point")
+        return model, {"response": sums}
+
+    @property
+    def own_numbers(self) -> int:
+        """Coefficients, information, sum of squares; with least squares it has the columns' moments."""
+        moments = 0 if self.distribution.least_squares else 2 * (self.p - 1)
+        return self.p * (self.p + 3) // 2 + 1 + moments
+
+    @property
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays of the site's own fit."""
+        p, count = self.p, {"count": ()} if "freq_weights" in self.opened.question.weights else {}
+        return {"beta": (p,), "information": (p, p), "columns": (2, p), "pearson": (), **count}
+
+    def fit_own(self) -> tuple[dict[str, Array], str]:
+        """Maximize the likelihood of the site's rows.
+
+        ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardized them; they are
+        zero for columns that are constant here, and if there is no fit. ``columns`` (2, p) are the means and
+        deviations of this standardization, ``pearson`` is Pearson's statistic of the fit, and ``count`` the
+        sum of the frequency weights, if there are any.
+        """
+        varies = self.opened.varies
+        arrays = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
+        fit = fit_local(lambda: self.chunks(None if varies.all() else varies), self.distribution)
+        if not fit.problem:
+            arrays["pearson"] = np.array(fit.pearson)
+            arrays["beta"][varies], arrays["information"][np.ix_(varies, varies)] = fit.beta, fit.information
+        arrays["columns"] = self.opened.own
+        if "count" in arrays:
+            arrays["count"] = np.array(sum(rows.count for rows in self.chunks()))
+        return arrays, fit.problem
 
     def chunks(self, columns: Bools | None = None) -> Iterator[Rows]:
         """Rows of the design, or of some of its columns, chunk by chunk."""
@@ -107,10 +192,10 @@ class SiteModel:
         weights = sorted(self.opened.question.weights.items())
         if self.distribution.least_squares:
             return digest(weights) if weights else ""
-        return self.model_key
+        return self.key
 
     @property
-    def model_key(self) -> str:
+    def key(self) -> str:
         """Digest of the model and of the rows that it is fitted on."""
         question, used = self.opened.question.to_json(), self.opened.used
         return digest([question, self.distribution.to_json()], used.tobytes())
@@ -147,11 +232,9 @@ class SiteModel:
 
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
-        lengths = {"shift": (shift, self.p), "scale": (scale, self.p)}
-        check_lengths(name, **lengths, **({} if beta is None else {"beta": (beta, self.p)}))
-        if not (scale > 0.0).all():
-            raise MessageError(f"{name}: array 'scale' must be positive")
-        return translation(self.opened.shift, self.opened.scale, shift, scale)
+        if beta is not None:
+            check_lengths(name, beta=(beta, self.p))
+        return standard_place(self.opened, shift, scale)
 
 
 def digest(content: object, more: bytes = b"") -> str:
@@ -159,107 +242,12 @@ def digest(content: object, more: bytes = b"") -> str:
     return hashlib.sha256(json.dumps(content).encode() + more).hexdigest()[:16]
 
 
+enter_start(SiteModel)
+
+
 def model_of(state: State) -> SiteModel:
     """Return this fit's model; MessageError if the fit was not started here."""
-    rows_of(state)
-    return state.use("glm", SiteModel, "this fit was not started here; request 'start' first")
-
-
-COLUMNS = {
-    "shift": aggregate("means of the columns over all sites", common=True),
-    "scale": aggregate("standard deviations of the columns over all sites", common=True),
-}
-BETA = "coefficients of the standardized columns"
-NULL = aggregate("intercept of the model without covariates", 0, optional=True, common=True)
-
-
-def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaration:
-    return aggregate(f"site's own fit: {what}", ndim, behind=(*OPEN_ROWS, OwnFit), optional=optional)
-
-
-@step(
-    FAMILY,
-    releases={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
-    request=DistributionSpec,
-    requests=control("family and link", common=True),
-)
-def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
-    """Check the response, and sum it.
-
-    It releases ``response``: sum of the weights, of the weighted response, and what the intercept of the null
-    model needs from the offset: with a log link the weighted sum of its exponentials, limited to those of
-    `LARGEST`; and with an offset its weighted sum.
-    """
-    opened = rows_of(state)
-    model = SiteModel(opened, distribution, state.entities, len(opened.shift))
-    if distribution.least_squares:
-        # The same at all coefficients: a difference of two masked sums is a site's part.
-        state.report(model.column_sums)
-    exponentials = distribution.link == "Log"
-    sums = np.zeros(4)
-    for rows in model.chunks():
-        require_response(data.name, rows, model.distribution, opened.question.response)
-        weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
-        sums[:2] += weight.sum(), weight @ rows.y
-        if rows.offset is None:
-            sums = sums[:3]
-            sums[2] += weight.sum()
-            continue
-        limited = np.clip(rows.offset, -LARGEST, LARGEST)
-        sums[2] += weight @ np.exp(limited) if exponentials else weight.sum()
-        sums[3] += weight @ rows.offset
-    state.report(*model.products_by_outcome())
-    state.keep("glm", model, state.entities)
-    if "glm point" in state:  # left from another fit
-        state.forget("glm point")
-    return {"response": sums}
-
-
-@step(
-    FAMILY,
-    "start",
-    releases={
-        "beta": _own("coefficients"),
-        "information": _own("information", 2),
-        "columns": _own("means and deviations of the columns", 2),
-        "pearson": _own("Pearson's statistic", 0),
-        "count": _own("sum of the frequency weights", 0, optional=True),
-    },
-    replies=control("what hindered the fit of the site's rows alone"),
-)
-def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Fit this site's rows alone, and release that fit; the text has the ``problem`` that prevented it.
-
-    ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardized them; they are zero
-    for columns that are constant here, and if there is no fit. ``columns`` (2, p) are the means and
-    deviations of this standardization, ``pearson`` is Pearson's statistic of the fit, and ``count`` the sum
-    of the frequency weights, if there are any.
-    """
-    model = model_of(state)
-    p, varies = model.p, model.opened.varies
-    # Without a fit, zeros keep the declared shapes; they add nothing to a mean.
-    beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
-    weighted = "freq_weights" in model.opened.question.weights
-
-    def instead(problem: str) -> tuple[dict[str, Array], str]:
-        arrays = {"beta": np.zeros(p), "information": np.zeros((p, p)), "columns": np.zeros((2, p))}
-        arrays |= {"pearson": np.array(0.0)} | ({"count": np.array(0.0)} if weighted else {})
-        return arrays, json.dumps({"problem": problem})
-
-    # Coefficients, information, sum of squares; for least squares the information has the columns' moments.
-    moments = 0 if model.distribution.least_squares else 2 * (p - 1)
-    state.report(OwnFit(p * (p + 3) // 2 + 1 + moments, model.column_sums, instead))
-    fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.distribution)
-    if fit.problem:
-        state.report(OwnFitProblem(fit.problem, model.model_key, instead))
-    else:
-        pearson = fit.pearson
-        beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
-    arrays = {"beta": beta, "information": information, "columns": model.opened.own}
-    arrays["pearson"] = np.array(pearson)
-    if weighted:
-        arrays["count"] = np.array(sum(rows.count for rows in model.chunks()))
-    return arrays, json.dumps({"problem": fit.problem})
+    return rows_in(state, SiteModel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fedstat.models.horizontal.rows import AT_THE_START, SUMS, summed
 from fedstat.models.rows.objective import OBJECTIVES, FitRows, Objective, Place, SiteSums
 from fedstat.typing import Array, Floats
 
+Kind = TypeVar("Kind", bound=FitRows)
 SPREAD = control("whether more than a few rows weigh", 0, maskable=True)
 
 
@@ -40,7 +41,7 @@ def releases_of(objective: type[Objective]) -> dict[str, ArrayDeclaration]:
     }
 
 
-def rows_in(state: State, kind: type[FitRows]) -> Any:
+def rows_in(state: State, kind: type[Kind]) -> Kind:
     """Return this fit's rows; MessageError if the fit was not started here."""
     rows_of(state)
     return state.use(kind.family, kind, "this fit was not started here; request 'start' first")
