@@ -12,8 +12,8 @@ from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import (
-    ScoreAndInformation,
     ModelEvaluation,
+    ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import ScoreAndInformation, LevelRowCounts, WorkingWeights
+from fedstat.federation.disclosure.facts import LevelRowCounts, ScoreAndInformation, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control

@@ -25,8 +25,8 @@ from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OpenRows, translation
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
-    ScoreAndInformation,
     RowBlock,
+    ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
