@@ -282,6 +282,7 @@ def agreement(pair: LeastPrivatePair, seen: ObservedRelease, random: np.random.G
 # Audits: many releases of one of two records, with real disclosure checks, and how well they are
 # distinguished.
 
+FEWEST_RELEASES = 100
 TIMES_NOISE = 50.0
 """Number of synthetic entities over the noise on a count; released margins are then near the true ones."""
 FEWEST, MOST = 200, 20_000
@@ -358,7 +359,7 @@ def audit(
         raise ModelError("audit: mechanism='published' is a simulation without disclosure checks")
     sites = list(model.bounds)
     check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *sites))
-    check_integer("releases", releases, 100)
+    check_integer("releases", releases, FEWEST_RELEASES)
     if not 0.0 < alpha < 1.0:
         raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
     if view in sites and len(sites) < 2:
