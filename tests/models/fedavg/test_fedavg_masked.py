@@ -11,7 +11,7 @@ from fedstat.federation.message import Request, pack_request, unpack_reply, unpa
 from fedstat.federation.protocols.engine import LocalEngine
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)
-BATCHES = {"rounds": 30, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.1}
+BATCHES = {"rounds": 8, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.1}
 
 
 @pytest.mark.parametrize("options", [{}, {"fraction": 0.75}, {"standardize": True}])
