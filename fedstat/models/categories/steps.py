@@ -36,7 +36,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.rows import FLAT, NO_MEANS, summed
 from fedstat.models.horizontal.variable_changes import ChangesRequest, VariableVectors, sum_changes_of
 from fedstat.models.margins import MeanJet
-from fedstat.models.rows.objective import PredictorObjective, SiteSums
+from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums
 from fedstat.models.rows.steps import enter_steps, own_part, releases_of, rows_in, scores_at
 from fedstat.typing import Array, Floats, Ints
 
@@ -65,11 +65,6 @@ class CategoryRequest:
             raise MessageError(f"link: expected one of {', '.join((BASELINE, *LINKS))}")
 
 
-POINT = {
-    "shift": aggregate("means of the columns over all sites", common=True),
-    "scale": aggregate("standard deviations of the columns over all sites", common=True),
-    "beta": aggregate("parameters of the standardized columns", common=True),
-}
 REQUEST = control("link, and column of clusters", common=True)
 
 
@@ -97,7 +92,7 @@ class SiteCategories(PredictorObjective):
         "information": own_part("information", 2),
         "columns": own_part("means and standard deviations of the columns", 2),
     }
-    point: ClassVar = POINT
+    point: ClassVar = STANDARDIZED
     what: ClassVar = {"score": "score", "information": "observed information", "loglik": "log-likelihood"}
     meat = control("whether to sum products of scores of rows, of clusters, of sites")
     meats = 3
@@ -268,7 +263,7 @@ def opened_categories(data: SiteData, state: State, request: CategoryRequest) ->
     return SiteCategories(opened, request, state.entities, request.proportional)
 
 
-@step(FAMILY, "sum_scores finish", takes=POINT, releases=releases_of(SiteCategories))
+@step(FAMILY, "sum_scores finish", takes=STANDARDIZED, releases=releases_of(SiteCategories))
 def sum_separate_scores(
     data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats
 ) -> dict[str, Array]:
@@ -280,7 +275,7 @@ def sum_separate_scores(
 @step(
     FAMILY,
     "sum_scores",
-    takes=POINT,
+    takes=STANDARDIZED,
     releases={
         "first": summed("derivatives of the probabilities by the predictors", 2),
         "second": summed("second derivatives, times the columns", 4),
@@ -307,7 +302,7 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
 @step(
     FAMILY,
     "sum_scores sum_effects",
-    takes=POINT,
+    takes=STANDARDIZED,
     releases={
         "effects": summed("changes of the probabilities by each variable", 2),
         "slopes": summed("their derivatives by the coefficients", 4),

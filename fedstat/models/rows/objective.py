@@ -31,7 +31,7 @@ from fedstat.federation.disclosure.facts import (
     WorkingWeights,
 )
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths
 from fedstat.kernels.categories import moved
 from fedstat.kernels.clusters import Margins, cluster_products
 from fedstat.models.horizontal.rows import NO_MEANS
@@ -439,6 +439,12 @@ class PredictorObjective(Objective):
         return np.asarray((self.matrices[:, ~self.opened.varies] == 0.0).all(axis=(0, 1)))
 
 
+STANDARDIZED: Declarations = {
+    "shift": aggregate("means of the columns over all sites", common=True),
+    "scale": aggregate("standard deviations of the columns over all sites", common=True),
+    "beta": aggregate("parameters of the standardized columns", common=True),
+}
+"""Arrays that name parameters of columns standardized over all sites."""
 OBJECTIVES: dict[str, type[Objective]] = {}
 """Likelihoods over rows by the name of their family."""
 

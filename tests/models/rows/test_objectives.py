@@ -1,0 +1,155 @@
+"""Every likelihood over rows: its sums are those of its terms, and derivatives of its log-likelihood."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.optimize
+from numpy.testing import assert_allclose
+from weibull import FederatedWeibull, WeibullRows
+
+import fedstat as fs
+from fedstat.errors import MessageError
+from fedstat.federation.disclosure.site import FAMILIES, load_families
+from fedstat.federation.message import Request, pack_request
+from fedstat.models.rows import steps
+from fedstat.models.rows.objective import OBJECTIVES, RowTerms
+
+RNG = np.random.default_rng(4)
+N = 240
+TABLE = pd.DataFrame({"x": RNG.normal(size=N), "z": RNG.uniform(5.0, 9.0, N), "id": np.arange(N) // 3})
+TABLE["site"], TABLE["g"] = RNG.choice(["Bonn", "Kiel", "Ulm"], N), RNG.choice(["a", "b"], N)
+TABLE["w"] = RNG.integers(1, 4, N)
+TIMES = np.exp(1.0 + 0.4 * TABLE["x"] - 0.2 * TABLE["z"] + 0.6 * np.log(RNG.exponential(size=N)))
+TABLE["died"] = (TIMES < 1.5).astype(int)
+TABLE["t"] = np.ceil(np.minimum(TIMES, 1.5) * 20.0) / 20.0
+TABLE["entry"] = np.where(TABLE["t"] > 0.4, 0.1 * (TABLE["g"] == "a"), 0.0)
+TABLE["y"] = np.digitize(TABLE["x"] + RNG.logistic(size=N), [-1.0, 1.0])
+PARTITION = fs.ClientPartition.from_frame(TABLE, by="site", policy=fs.Policy(min_level_count=1))
+CASES = {
+    "efron": lambda: fs.FederatedCox.from_formula("Surv(t, died) ~ x + z + strata(g)", PARTITION).fit(),
+    "breslow": lambda: fs.FederatedCox.from_formula(
+        "Surv(entry, t, died) ~ x + z", PARTITION, var_weights="w"
+    ).fit(ties="breslow"),
+    "ordinal": lambda: fs.FederatedOrdinal.from_formula("y ~ x + z", PARTITION, distr="cloglog").fit(),
+    "multinomial": lambda: fs.FederatedMultinomial.from_formula("y ~ x", PARTITION, freq_weights="w").fit(),
+    "weibull": lambda: FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION).fit(),
+}
+FAMILY = {"efron": "cox", "breslow": "cox", "ordinal": "categories", "multinomial": "categories"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def weibull():
+    """Let sites answer the family of the example during these tests."""
+    steps.enter_steps(WeibullRows)
+    yield
+    del FAMILIES["weibull"], OBJECTIVES["weibull"]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def objective(request):
+    """The rows of one site, and parameters near the estimate."""
+    asked, plain = [], steps.scores_at
+
+    def scores_at(state, site, place, declined=True):
+        asked.append((site, place.own))
+        return plain(state, site, place, declined)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "scores_at", scores_at)
+        CASES[request.param]()
+    site, own = asked[-len(PARTITION.sites)]
+    return site, own + 0.05 * np.cos(np.arange(len(own)))
+
+
+def added(terms):
+    return np.sum([one.sums().sum(axis=0) for one in terms], axis=0)
+
+
+def slope(function, own, size=1e-5):
+    moves = size * np.eye(len(own))
+    return np.array([(function(own + one) - function(own - one)) / (2.0 * size) for one in moves])
+
+
+def test_cases_are_of_all_objectives():
+    load_families()
+    assert {FAMILY.get(name, name) for name in CASES} == set(OBJECTIVES)
+
+
+def test_terms_add_up_to_the_sums(objective):
+    site, own = objective
+    sums, terms = site.sums(own), site.terms(own)
+    assert_allclose(added(terms["score"])[:, 0], sums.score, rtol=1e-10, atol=1e-9)
+    assert_allclose(added(terms["information"]), sums.information, rtol=1e-10, atol=1e-9)
+
+
+def test_sums_are_derivatives_of_the_likelihood(objective):
+    site, own = objective
+    sums = site.sums(own)
+    assert_allclose(slope(lambda at: site.sums(at).loglik, own), sums.score, rtol=1e-6, atol=1e-5)
+    found = -slope(lambda at: site.sums(at).score, own)
+    assert_allclose(found, sums.information, rtol=1e-5, atol=1e-4)
+
+
+def test_scores_of_rows_and_information_of_clusters_add_up(objective):
+    site, own = objective
+    sums, code = site.sums(own), np.arange(site.n) % 7
+    scores = site.row_scores(own)
+    assert scores.shape == (site.n, len(own))
+    assert_allclose(scores.sum(axis=0), sums.score, rtol=1e-9, atol=1e-9)
+    parts = [site.cluster_information(own, code, part) for part in (slice(0, 3), slice(3, 7))]
+    assert_allclose(np.concatenate(parts).sum(axis=0), sums.information, rtol=1e-9, atol=1e-9)
+
+
+def test_every_weight_of_a_score_is_checked(objective):
+    site, own = objective
+    checked = np.concatenate([part.vectors((site.key_of(own),)) for part in site.blocks()])
+    assert len(checked) == site.n
+    for column in np.column_stack([one.weights for one in site.terms(own)["score"]]).T:
+        assert np.abs(np.abs(checked.T) - np.abs(column)).max(axis=1).min() < 1e-12
+
+
+def test_terms_are_products_of_their_factors():
+    left, weights, right = RNG.normal(size=(5, 2)), RNG.normal(size=(5, 3)), RNG.normal(size=(5, 4))
+    expected = [left.T @ np.diag(column) @ right for column in weights.T]
+    assert_allclose(RowTerms(left, weights, right).sums(), expected)
+
+
+def pooled_weibull():
+    X = np.column_stack([np.ones(N), TABLE[["x", "z"]]])
+    logs, died = np.log(TABLE["t"]).to_numpy(), TABLE["died"].to_numpy()
+
+    def cost(theta):
+        z = (logs - X @ theta[:-1]) / np.exp(theta[-1])
+        return -np.sum(died * (z - theta[-1] - logs) - np.exp(z))
+
+    found = scipy.optimize.minimize(cost, np.zeros(4), method="BFGS", options={"gtol": 1e-9})
+    return found.x, -found.fun, X
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_weibull_fit_is_that_of_the_pooled_table(masked):
+    model = FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION)
+    design, gamma, total, ended, alone, converged = model.fit("robust", masked)
+    theta, loglik, _ = pooled_weibull()
+    back = gamma[:-1] / np.append(1.0, design.spread[1:])
+    back[0] -= design.mean[1:] @ back[1:]
+    assert converged
+    assert_allclose([*back, gamma[-1]], theta, atol=2e-5)
+    assert_allclose(total.loglik, loglik, rtol=1e-9)
+    assert np.linalg.eigvalsh(total.information)[0] > 0.0
+    assert ended[0].arrays["meat"].shape == (4, 4)
+    assert len(alone) == len(PARTITION.sites)
+    assert not any(set(reply.arrays) - {"beta", "information", "columns"} for reply in alone)
+
+
+def test_weibull_parts_are_refused_under_a_policy_that_requires_more_rows():
+    partition = fs.ClientPartition.from_frame(TABLE, by="site", policy=fs.Policy(min_count=200))
+    with pytest.raises(fs.errors.PolicyError, match="minimum count"):
+        FederatedWeibull.from_formula("Surv(t, died) ~ x + z", partition).fit()
+
+
+def test_a_point_of_another_length_or_before_the_start_is_refused():
+    site = PARTITION.sites["Bonn"]
+    arrays = {"shift": np.zeros(3), "scale": np.ones(3), "beta": np.zeros(4)}
+    with pytest.raises(MessageError, match="no rows are open"):
+        site.answer(pack_request(Request("Bonn", "weibull", "sum_scores", arrays, "another session")))
