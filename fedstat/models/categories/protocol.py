@@ -37,6 +37,7 @@ from fedstat.models.rows.newton import (
     Parameters,
     Products,
     open_rows,
+    site_fits,
 )
 from fedstat.typing import Array, Bools, Floats
 
@@ -203,9 +204,8 @@ class CategoryNewton(LikelihoodNewton):
         alone: Sequence[Reply],
     ) -> CategoryFit:
         """Add the covariance of scores, with its correction for few rows or clusters, and the own fits."""
-        local = self.local_fits(
-            fit.design.n, fit.total, np.asarray(np.linalg.inv(fit.back)), alone, partial(own_fit, fit=fit)
-        )
+        forward, read = np.asarray(np.linalg.inv(fit.back)), partial(own_fit, fit)
+        local = site_fits(self.session, fit.design.n, alone, read, fit.total.by_site, forward)
         if cov_type == "nonrobust":
             return replace(fit, local=local)
         n, q = float(fit.counts[0].sum()), len(fit.gamma)
@@ -291,7 +291,7 @@ def parameter_names(categories: Sequence[str], columns: Sequence[str], proportio
     return [f"{level}: {column}" for level in categories[1:] for column in columns]
 
 
-def own_fit(reply: Reply, fit: CategoryFit) -> OwnEstimate:
+def own_fit(fit: CategoryFit, site: int, reply: Reply) -> OwnEstimate:
     """Return parameters and covariance of a site's own fit in the units of the data."""
     information, (mean, spread) = reply.arrays["information"], reply.arrays["columns"]
     shift, scale = standardization(mean, spread, fit.design.intercept)
@@ -308,7 +308,7 @@ def own_fit(reply: Reply, fit: CategoryFit) -> OwnEstimate:
         hidden = hidden | (np.abs(fit.map.reshape(-1, len(mean), len(known))[:, 0]).sum(axis=0) > 0.0)
     beta[hidden] = np.nan
     cov[hidden], cov[:, hidden] = np.nan, np.nan
-    return beta, cov, ""
+    return beta, cov, None
 
 
 def separated(step: Floats, before: Floats, now: Floats, point: Point) -> EstimationError:

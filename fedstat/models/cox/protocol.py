@@ -38,6 +38,7 @@ from fedstat.models.rows.newton import (
     OwnEstimate,
     newton_step,
     open_rows,
+    site_fits,
 )
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -234,7 +235,7 @@ class CoxNewton(LikelihoodNewton):
             apart=add(ended, "apart") if session.masked else None,
             trace=np.array(self.trace),
             converged=converged,
-            local=self.local_fits(design.n, total, np.diag(scale), alone, own_fit),
+            local=site_fits(session, design.n, alone, own_fit, total.by_site, np.diag(scale)),
             shared=shared,
         )
         if edges is None:
@@ -281,7 +282,7 @@ def covariates(design: RowsDesign) -> RowsDesign:
     )
 
 
-def own_fit(reply: Reply) -> OwnEstimate:
+def own_fit(site: int, reply: Reply) -> OwnEstimate:
     """Return coefficients and covariance of a site's own fit in the units of the data."""
     information, s = reply.arrays["information"], reply.arrays["deviations"]
     known = np.diag(information) > 0.0
@@ -289,7 +290,7 @@ def own_fit(reply: Reply) -> OwnEstimate:
     beta, cov = np.full(len(s), np.nan), np.full((len(s), len(s)), np.nan)
     beta[known] = reply.arrays["beta"][known] / s[known]
     cov[inside] = np.linalg.inv(information[inside]) / np.outer(s[known], s[known])
-    return beta, cov, ""
+    return beta, cov, None
 
 
 def monotone(step: Floats, before: Floats, now: Floats, design: RowsDesign) -> EstimationError:

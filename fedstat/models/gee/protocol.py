@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -15,7 +14,7 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest, last_digit
-from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
+from fedstat.inference.heterogeneity import SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.recession import RecessionTest
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -24,7 +23,7 @@ from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.rows.newton import open_rows
+from fedstat.models.rows.newton import OwnEstimate, open_rows, site_fits
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 MOST_HALVINGS = 20
@@ -155,6 +154,7 @@ class GEEScoring:
         yield from self.open(local)
         gamma, rho, total, converged = yield from self.iterate()
         meat, clustering, omega = yield from self.finish(gamma, rho, total, cov_type)
+        columns = self.coordinates
         return GEEFit(
             gamma=gamma,
             rho=rho,
@@ -172,7 +172,7 @@ class GEEScoring:
             converged=converged,
             masked=self.session.masked,
             outside=self.outside,
-            local=tuple(self.local_fits()),
+            local=site_fits(self.session, columns.design.n, self.alone, self.own_fit, None, columns.back),
             shared=self.shared,
         )
 
@@ -287,23 +287,15 @@ class GEEScoring:
         meat, clustering = choice.added(replies, round(float(self.counts[0])))
         return meat, clustering, add(replies, "omega")
 
-    def local_fits(self) -> list[SiteFit]:
-        """Sites' own fits in the units of the data."""
-        out = []
-        columns = self.coordinates
-        for k, site in enumerate(self.session.sites):
-            beta = cov = own = None
-            problem = json.loads(self.alone[k].text)["problem"] if self.alone else NOT_REQUESTED
-            if not problem:
-                reply, p = self.alone[k].arrays, len(columns.shift)
-                varies = columns.varies(k)
-                precision = np.zeros((p, p))
-                inside = np.ix_(varies, varies)
-                precision[inside] = np.linalg.inv(reply["cov"][inside])
-                beta, cov = columns.local(k, reply["beta"], precision)
-                if np.isfinite(cov).all():
-                    information = np.asarray(np.linalg.inv(cov))
-                    df = float(reply["clusters"]) - p
-                    own = SiteWelchTerms(information @ beta, information, df)
-            out.append(SiteFit(site, int(columns.design.n[k]), beta, cov, problem, None, None, own))
-        return out
+    def own_fit(self, k: int, reply: Reply) -> OwnEstimate:
+        """Return coefficients and covariance of a site's own fit in the units of the data."""
+        columns, arrays = self.coordinates, reply.arrays
+        varies, p = columns.varies(k), len(columns.shift)
+        precision = np.zeros((p, p))
+        inside = np.ix_(varies, varies)
+        precision[inside] = np.linalg.inv(arrays["cov"][inside])
+        beta, cov = columns.local(k, arrays["beta"], precision)
+        if not np.isfinite(cov).all():
+            return beta, cov, None
+        information = np.asarray(np.linalg.inv(cov))
+        return beta, cov, SiteWelchTerms(information @ beta, information, float(arrays["clusters"]) - p)

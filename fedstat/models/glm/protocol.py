@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
-from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.recession import RecessionTest, continues
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -19,7 +18,7 @@ from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, Pooled
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.rows.newton import open_rows
+from fedstat.models.rows.newton import OwnEstimate, open_rows, site_fits
 from fedstat.typing import Array, Floats
 
 MAX_HALVINGS = 30
@@ -237,7 +236,14 @@ class Newton:
             trace=tuple(self.trace),
             converged=self.converged,
             reason=self.reason,
-            local=tuple(self.local_fits(gamma, total)),
+            local=site_fits(
+                self.session,
+                self.coordinates.design.n,
+                self.alone,
+                partial(self.own_fit, gamma, self.dispersion(total)),
+                total.by_site,
+                np.linalg.inv(self.coordinates.back),
+            ),
             n=self.n,
             rounds=self.options.rounds,
             distribution=self.distribution,
@@ -410,34 +416,12 @@ class Newton:
         self.null = self._null_search.next_point(self.null, score, information)
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
-    def local_fits(self, gamma: Floats, total: PooledSums) -> list[SiteFit]:
-        """Sites' own fits, and their parts of the sums, in the units of the data."""
-        forward = np.linalg.inv(self.coordinates.back)
-        out = []
-        for k, site in enumerate(self.session.sites):
-            n = int(self.coordinates.design.n[k])
-            beta, cov, problem, own = self._own_fit(k, gamma, self.dispersion(total))
-            score = information = None
-            if total.by_site is not None:
-                score, information = total.by_site[k]
-                score, information = forward.T @ score, forward.T @ information @ forward
-            out.append(SiteFit(site, n, beta, cov, problem, score, information, own))
-        return out
-
-    def _own_fit(
-        self, k: int, gamma: Floats, dispersion: float
-    ) -> tuple[Floats | None, Floats | None, str, SiteWelchTerms | None]:
-        """Return coefficients and covariance of a site's own fit, or the problem, and its part of a test."""
-        if not self.alone:
-            return None, None, NOT_REQUESTED, None
-        reply = self.alone[k]
-        problem = str(json.loads(reply.text)["problem"])
-        if problem:
-            return None, None, problem, None
+    def own_fit(self, gamma: Floats, dispersion: float, k: int, reply: Reply) -> OwnEstimate:
+        """Return coefficients and covariance of a site's own fit, and its part of a test."""
         beta, information = reply.arrays["beta"], reply.arrays["information"]
         own, cov = self.coordinates.local(k, beta, information)
         if not self.estimates_dispersion:
-            return own, dispersion * cov, "", None
+            return own, dispersion * cov, None
         # As statsmodels estimates it from these rows alone; columns that are constant here do not count.
         n = float(reply.arrays.get("count", self.coordinates.design.n[k]))
         rest = max(n - float(self.coordinates.varies(k).sum()), 1.0)
@@ -447,7 +431,7 @@ class Newton:
             part = SiteWelchTerms(
                 T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest
             )
-        return own, phi * cov, "", part
+        return own, phi * cov, part
 
 
 def rises(new: float, old: float) -> bool:

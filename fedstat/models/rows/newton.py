@@ -15,6 +15,7 @@ from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, MaskedSiteSums, SiteFit
+from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.recession import LARGE_STEP, RecessionTest
 from fedstat.models.horizontal.clusters import ClusterChoice, LabelComparison, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
@@ -25,8 +26,8 @@ OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
 SINGULAR = "information is singular"
 Parameters: TypeAlias = Annotated[Floats, "q"]
 Products: TypeAlias = Annotated[Floats, "q q"]
-OwnEstimate: TypeAlias = tuple[Floats | None, Floats | None, str]
-"""Parameters and covariance of a site's own fit, or the problem."""
+OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
+"""Parameters and covariance of a site's own fit, and its part of a test where dispersions differ."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,31 +158,31 @@ class LikelihoodNewton:
             arrays |= clusters.arrays(information)
         return (yield self.session.request_all("finish", arrays))
 
-    def local_fits(
-        self,
-        n: Ints,
-        total: LikelihoodSums,
-        forward: Floats,
-        alone: Sequence[Reply],
-        read: Callable[[Reply], OwnEstimate],
-    ) -> tuple[SiteFit, ...]:
-        """Sites' own fits, and their parts of the sums, in the units of the data.
 
-        `read` reads the reply of a site that found a fit, and `forward` (q, q) takes parameters in units of
-        the data to those of standardized columns.
-        """
-        out = []
-        for k, site in enumerate(self.session.sites):
-            beta, cov, problem = None, None, NOT_REQUESTED
-            if alone:
-                problem = str(json.loads(alone[k].text)["problem"])
-                beta, cov, problem = (None, None, problem) if problem else read(alone[k])
-            score = information = None
-            if total.by_site is not None:
-                score, information = total.by_site[k]
-                score, information = forward.T @ score, forward.T @ information @ forward
-            out.append(SiteFit(site, int(n[k]), beta, cov, problem, score, information))
-        return tuple(out)
+def site_fits(
+    session: RowsSession,
+    n: Ints,
+    alone: Sequence[Reply],
+    read: Callable[[int, Reply], OwnEstimate],
+    by_site: Sequence[tuple[Floats, Floats]] | None,
+    forward: Floats,
+) -> tuple[SiteFit, ...]:
+    """Sites' own fits, and their parts of the sums, in the units of the data.
+
+    `read` reads the reply of a site that found a fit. `by_site` are the parts of score and information unless
+    masked, and `forward` (q, q) takes parameters in units of the data to those of standardized columns.
+    """
+    out = []
+    for k, site in enumerate(session.sites):
+        beta = cov = own = score = information = None
+        problem = str(json.loads(alone[k].text)["problem"]) if alone else NOT_REQUESTED
+        if not problem:
+            beta, cov, own = read(k, alone[k])
+        if by_site is not None:
+            score, information = by_site[k]
+            score, information = forward.T @ score, forward.T @ information @ forward
+        out.append(SiteFit(site, int(n[k]), beta, cov, problem, score, information, own))
+    return tuple(out)
 
 
 def newton_step(score: Floats, information: Floats) -> Floats:
