@@ -254,8 +254,18 @@ class CategoryModel(HorizontalModel):
         clusters = named._check_groups(cov_type, {} if cov_kwds is None else cov_kwds)
         by_site = clusters is not None and clusters.groups == self.partition.site_column
         kind = "HC1" if cov_type == "robust" else "sites" if by_site else cov_type
-        options = kind, clusters, maxiter, tol, local, check_assumptions, masked
-        return run_fit(named, call, CategoryModel._estimate, *options)
+        columns = (clusters.groups,) if kind == "cluster" and clusters is not None else ()
+
+        def estimate(model: CategoryModel, attempt: FitAttempt) -> CategoryResults:
+            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            newton = CategoryNewton(session, CategoryRequest(model.link, columns), maxiter, tol)
+            protocol = newton.run(kind, local, clusters, check_assumptions)
+            fit, outcomes = attempt.run(protocol, session.masked_sites)
+            if not fit.converged:
+                warn(f"{model.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
+            return model._results._of(model, fit, kind, outcomes, attempt.ledger)
+
+        return run_fit(named, call, estimate)
 
     def _check_groups(self, cov_type: str, kwds: object) -> ClusterChoice | None:
         """Return the column of clusters and the correction, checked."""
@@ -271,26 +281,6 @@ class CategoryModel(HorizontalModel):
         if groups not in (*self.question.labels, self.partition.site_column):
             raise ModelError(f"cov_kwds: groups={groups!r} is no column of every site's table")
         return ClusterChoice.of(groups, correction)
-
-    def _estimate(
-        self,
-        attempt: FitAttempt,
-        kind: str,
-        clusters: ClusterChoice | None,
-        maxiter: int,
-        tol: float,
-        local: bool,
-        check_assumptions: bool,
-        masked: object,
-    ) -> CategoryResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        columns = (clusters.groups,) if kind == "cluster" and clusters is not None else ()
-        newton = CategoryNewton(session, CategoryRequest(self.link, columns), maxiter, tol)
-        protocol = newton.run(kind, local, clusters, check_assumptions)
-        fit, outcomes = attempt.run(protocol, session.masked_sites)
-        if not fit.converged:
-            warn(f"{self.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
-        return self._results._of(self, fit, kind, outcomes, attempt.ledger)
 
 
 class FederatedOrdinal(CategoryModel):

@@ -284,8 +284,19 @@ class FederatedCox(HorizontalModel):
         choice = None
         if cov_type == "cluster":
             choice = ClusterChoice(", ".join(clusters), correction, text_of({"correction": "CR0"}))
-        options = cov_type, choice, ties, edges, maxiter, tol, local, check_assumptions, masked
-        return run_fit(self, call, FederatedCox._estimate, *options)
+
+        def estimate(model: FederatedCox, attempt: FitAttempt) -> CoxResults:
+            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            request = CoxRequest(ties, model.formula.strata, () if choice is None else model.formula.clusters)
+            newton, column = CoxNewton(session, request, maxiter, tol), model.partition.site_column
+            protocol = newton.run(cov_type, local, edges, column, choice, check_assumptions)
+            fit, outcomes = attempt.run(protocol, session.masked_sites)
+            if not fit.converged:
+                count = maxiter if fit.common is None else len(fit.common.trace)
+                warn(f"{model.model_name} did not converge after {count} evaluations", ConvergenceWarning)
+            return CoxResults._of(model, fit, cov_type, outcomes, attempt.ledger)
+
+        return run_fit(self, call, estimate)
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)
@@ -305,27 +316,3 @@ class FederatedCox(HorizontalModel):
             step = replace(FAMILIES["design"]["survey_rows"], run=survey)
             site._instead = {**site._instead, ("design", "survey_rows"): step}
         return sites
-
-    def _estimate(
-        self,
-        attempt: FitAttempt,
-        cov_type: str,
-        choice: ClusterChoice | None,
-        ties: str,
-        edges: Floats | None,
-        maxiter: int,
-        tol: float,
-        local: bool,
-        check_assumptions: bool,
-        masked: object,
-    ) -> CoxResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        request = CoxRequest(ties, self.formula.strata, () if choice is None else self.formula.clusters)
-        site_column = self.partition.site_column
-        newton = CoxNewton(session, request, maxiter, tol)
-        protocol = newton.run(cov_type, local, edges, site_column, choice, check_assumptions)
-        fit, outcomes = attempt.run(protocol, session.masked_sites)
-        if not fit.converged:
-            count = maxiter if fit.common is None else len(fit.common.trace)
-            warn(f"{self.model_name} did not converge after {count} evaluations", ConvergenceWarning)
-        return CoxResults._of(self, fit, cov_type, outcomes, attempt.ledger)

@@ -20,7 +20,7 @@ from fedstat.models.checks import (
     check_positive,
     checks_arguments,
 )
-from fedstat.models.gee.protocol import CORRECTIONS, GEEFit, GEEScoring
+from fedstat.models.gee.protocol import CORRECTIONS, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
@@ -258,24 +258,13 @@ class FederatedGEE(HorizontalModel):
         if cov_type == "naive" and "var_weights" in self.weights:
             raise ModelError("cov_type: 'naive' has no meaning with weights; use 'robust'")
         student = CORRECTIONS[cov_type] != "CR0" if use_t is None else bool(use_t)
-        return run_fit(
-            self, call, FederatedGEE._estimate, cov_type, student, scale, maxiter, tol, local, masked
-        )
 
-    def _estimate(
-        self,
-        attempt: FitAttempt,
-        cov_type: str,
-        student: bool,
-        scale: float | None,
-        maxiter: int,
-        tol: float,
-        local: bool,
-        masked: object,
-    ) -> GEEResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        scoring = GEEScoring(session, self._request, self.distribution, maxiter, tol)
-        fit: GEEFit = attempt.run(scoring.run(cov_type, scale, local), session.masked_sites)
-        if not fit.converged:
-            warn(f"{self.model_name} did not converge after {maxiter} evaluations", ConvergenceWarning)
-        return GEEResults._of(self, fit, student, attempt.ledger)
+        def estimate(model: FederatedGEE, attempt: FitAttempt) -> GEEResults:
+            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            scoring = GEEScoring(session, model._request, model.distribution, maxiter, tol)
+            fit = attempt.run(scoring.run(cov_type, scale, local), session.masked_sites)
+            if not fit.converged:
+                warn(f"{model.model_name} did not converge after {maxiter} evaluations", ConvergenceWarning)
+            return GEEResults._of(model, fit, student, attempt.ledger)
+
+        return run_fit(self, call, estimate)

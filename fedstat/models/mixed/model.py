@@ -272,17 +272,15 @@ class FederatedMixed(HorizontalModel):
         check_choice("cov_type", cov_type, ("model", "robust"))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
-        return run_fit(
-            self, Call.of(self.fit, locals()), FederatedMixed._estimate, cov_type, maxiter, tol, masked
-        )
+        call = Call.of(self.fit, locals())
 
-    def _estimate(
-        self, attempt: FitAttempt, cov_type: str, maxiter: int, tol: float, masked: object
-    ) -> MixedResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        newton = MixedNewton(session, self.formula.random, self.distribution, self.nagq, maxiter, tol)
-        protocol = newton.normal(self.reml) if self.distribution.least_squares else newton.other()
-        fit = attempt.run(protocol, session.masked_sites)
-        if not fit.converged:
-            warn(f"{self.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
-        return MixedResults._of(self, fit, attempt.ledger, cov_type)
+        def estimate(model: FederatedMixed, attempt: FitAttempt) -> MixedResults:
+            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            newton = MixedNewton(session, model.formula.random, model.distribution, model.nagq, maxiter, tol)
+            normal = model.distribution.least_squares
+            fit = attempt.run(newton.normal(model.reml) if normal else newton.other(), session.masked_sites)
+            if not fit.converged:
+                warn(f"{model.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
+            return MixedResults._of(model, fit, attempt.ledger, cov_type)
+
+        return run_fit(self, call, estimate)
