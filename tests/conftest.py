@@ -1,5 +1,7 @@
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # On a busy machine, threads that wait for each other over small matrices take many times as long as one. The
@@ -15,10 +17,15 @@ import pytest
 from seeded_secrets import SECRETS, draw_from_seeds
 from threadpoolctl import threadpool_limits
 
+from fedstat.models import INSTALLED
+
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
 EVERY_DAY = "not slow and not benchmark and not vignette and not example"
 """Default selection of tests, as in pyproject.toml."""
+
+COMPLETE = pytest.StashKey[bool]()
+"""Whether the whole suite runs, in one process per processor."""
 
 matplotlib.use("Agg")
 
@@ -39,6 +46,26 @@ def pytest_cmdline_main(config):
         and config.option.numprocesses is None
     ):
         config.option.numprocesses, config.option.dist = "auto", "worksteal"
+        config.stash[COMPLETE] = True
+
+
+def pytest_sessionstart(session):
+    """Compile the kernels before the processes of a complete run begin, each family in one process.
+
+    Processes that need the same kernel at the same time would compile it once each. Kernels that were just
+    compiled also differ in their last bits from those that other processes read from numba's cache, and tests
+    compare the bits of sites in both.
+    """
+    if session.config.stash.get(COMPLETE, False):
+        count, families = session.config.option.numprocesses, list(INSTALLED)
+        command, place = [sys.executable, "-m", "fedstat.warm_up"], session.config.rootpath
+        started = [
+            subprocess.Popen([*command, *families[first::count]], cwd=place, stdout=subprocess.DEVNULL)
+            for first in range(min(count, len(families)))
+        ]
+        codes = [process.wait() for process in started]
+        if any(codes):
+            pytest.exit("compiling failed: python -m fedstat.warm_up")
 
 
 def pytest_collection_finish():
