@@ -175,8 +175,9 @@ def has_reticulate():
     return shutil.which("Rscript") and not subprocess.run(["Rscript", "-e", test], check=False).returncode
 
 
-@pytest.mark.skipif(not has_reticulate(), reason="needs R with reticulate")
 def test_the_page_on_r(tmp_path):
+    if not has_reticulate():
+        pytest.skip("needs R with reticulate")
     path = tmp_path / "page.R"
     path.write_text(block("from-r.md", "r", "reticulate"))
     environment = os.environ | {"FEDSTAT_PYTHON": sys.executable, "RETICULATE_PYTHON": sys.executable}
