@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psycopg
 import pytest
+from database_servers import postgresql_server
 from operating import printed, serve_by_command, until_true, wait
 from test_owner_commands import N, declare, patients
 
@@ -23,9 +25,9 @@ SHOWS = ("site", "accept", "north")
 """Ends in 1: the owner has not compared the roster yet."""
 
 
-def lines():
+def lines(of="federation roster"):
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (recipe,) = [block for block in blocks if "federation roster" in block]
+    (recipe,) = [block for block in blocks if of in block]
     return [shlex.split(line, comments=True) for line in recipe.splitlines()]
 
 
@@ -144,3 +146,124 @@ def test_a_stranger_serves_a_file_with_identifiers_dates_a_rare_level_and_boolea
         for process in running.values():
             process.kill()
             process.wait()
+
+
+DICTIONARY = """
+[age]
+kind = "number"
+range = [18, 120]
+unit = "years"
+
+[bmi]
+kind = "number"
+range = [5, 80]
+
+[sex]
+kind = "category"
+levels = ["male", "female"]
+codes = { 1 = "male", 2 = "female" }
+
+[ward]
+kind = "category"
+levels = ["isolation", "medical", "surgical"]
+
+[smoker]
+kind = "category"
+levels = [false, true]
+
+[admitted]
+kind = "number"
+range = [0, 4000]
+since = "2020-01-01"
+
+[y]
+kind = "number"
+range = [0, 1]
+levels = [0, 1]
+"""
+VIEW = """CREATE VIEW study AS
+    SELECT patient_id, age, bmi, sex, ward, smoker, admitted, y FROM patients WHERE patient_id > 0"""
+
+
+def export_as_a_hospital(frame, path):
+    """Semicolons, decimal commas, latin-1, a title, dates with points, blanks, a column of remarks."""
+    text = frame.assign(
+        bmi=frame["bmi"].map(lambda value: str(value).replace(".", ",")),
+        admitted=frame["admitted"].dt.strftime("%d.%m.%Y"),
+        smoker=frame["smoker"].map({True: "TRUE", False: "FALSE"}),
+        ward=frame["ward"] + " ",
+        remark="für später",
+    )
+    path.write_bytes(("Export; Station 7\n" + text.to_csv(sep=";", index=False)).encode("latin-1"))
+
+
+def fill_database(address, frame):
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE patients (patient_id BIGINT, admitted DATE, age INTEGER, sex INTEGER, ward TEXT, "
+            "smoker BOOLEAN, y INTEGER, bmi DOUBLE PRECISION)"
+        )
+        rows = [tuple(row) for row in frame.astype(object).to_numpy().tolist()]
+        connection.cursor().executemany(f"INSERT INTO patients VALUES ({', '.join(['%s'] * 8)})", rows)
+        connection.execute(VIEW)
+
+
+def test_a_file_of_a_hospital_a_view_and_a_parquet_file_are_served_without_a_wrong_turn(
+    tmp_path, monkeypatch, capsys
+):
+    """Every command ends as the page says; the only edits are those that the commands name."""
+    monkeypatch.chdir(tmp_path)
+    frames = {
+        name: patients(seed).assign(bmi=np.random.default_rng(seed).normal(26, 4, N).round(1))
+        for seed, name in enumerate(HOSPITALS)
+    }
+    export_as_a_hospital(frames["north"], Path("north.csv"))
+    frames["east"].assign(admitted=frames["east"]["admitted"].dt.date).to_parquet("east.parquet")
+    compared, running = "", {}
+    with postgresql_server() as address:
+        fill_database(address, frames["south"])
+        monkeypatch.setenv("WARD_DATABASE", address)
+        recipe = lines()
+        at = next(i for i, words in enumerate(recipe) if words[1:3] == ["site", "describe"])
+        dictionary = [words for words in lines("federation dictionary") if "describe" not in words][:-1]
+        try:
+            for _, *words in [*recipe[:at], *dictionary, *recipe[at:]]:
+                for site in HOSPITALS if any("north" in word for word in words) else ("north",):
+                    typed = [of(site, word).replace("FINGERPRINT", compared) for word in words]
+                    if typed[:2] == ["site", "serve"]:
+                        running[site] = serve_by_command(tmp_path / site)
+                        wait(tmp_path / site, running[site])
+                        continue
+                    if typed[:2] == ["site", "init"] and site == "south":
+                        del typed[typed.index("--data") : typed.index("--data") + 2]
+                    typed = [word.replace("east.csv", "east.parquet") for word in typed]
+                    if typed[:2] == ["federation", "dictionary"]:
+                        Path("study/dictionary.toml").write_text(DICTIONARY)
+                    out = printed(capsys, *typed, code=int(tuple(words) == SHOWS))
+                    if typed[:2] == ["federation", "roster"]:
+                        compared = re.search("Fingerprint of the roster  (.*)", out)[1]
+                    if typed[:2] == ["site", "init"] and site == "north":
+                        assert "has the encoding latin-1, semicolons between columns, 1 line above" in out
+                    if typed[:2] == ["site", "init"] and site == "south":
+                        toml = tmp_path / "south" / "site.toml"
+                        text = toml.read_text().replace('kind = "csv"', 'kind = "sql"', 1)
+                        text = text.replace('path = "records.csv"', 'query = "SELECT * FROM study"', 1)
+                        text = text.replace('# env = "WARD', 'env = "WARD').replace(
+                            '# key = "patient_id"', 'key = "patient_id"', 1
+                        )
+                        toml.write_text(text)
+                    if typed[:2] == ["site", "check"]:
+                        assert "No problems found" in out
+            formula = "y ~ age + bmi + C(sex) + smoker + admitted"
+            served = fs.ClientPartition.connect("study/federation.toml")
+            local = {
+                name: prepared(frame).assign(sex=lambda held: pd.Categorical(held["sex"], ["male", "female"]))
+                for name, frame in frames.items()
+            }
+            pooled = fs.ClientPartition.from_frames(local, layout="horizontal")
+            fits = [fs.GLORE.from_formula(formula, one).fit(masked=True) for one in (served, pooled)]
+            np.testing.assert_allclose(fits[0].params, fits[1].params, rtol=1e-7)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
