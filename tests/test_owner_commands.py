@@ -4,17 +4,23 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from operating import command, make_federation, printed, run, served_sites, until_true
 
+from fedstat.errors import SecurityError
+from fedstat.federation.audit.checkpoints import SignedCheckpoint
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.federation.transport.site_folder import open_site
+from fedstat.federation.transport.site_folder import open_site, read_description
+from fedstat.operator import service
 from fedstat.operator.command_line import main
+from fedstat.operator.site_status import utc_now, write_status
 
 N = 120
 
@@ -140,6 +146,95 @@ def test_a_refused_reload_is_reported_until_one_succeeds(home, capsys):
         (home / "A.csv").write_bytes(good)
         main(["site", "reload", str(home / "A")])
         until_true(lambda: not main(["site", "health", str(home / "A")]))
+
+
+def health(home, capsys, code=1):
+    return printed(capsys, "site", "health", home / "A", code=code)
+
+
+def status(home, capsys):
+    return json.loads(printed(capsys, "site", "status", home / "A", "--json"))
+
+
+def test_an_exchange_that_cannot_be_written_is_a_problem_until_it_can(home, capsys, monkeypatch):
+    monkeypatch.setattr(service, "BEAT", 0.05)
+    alive = home / "study" / "exchange" / "A" / "alive"
+    with served_sites(home, "A"):
+        until_true(alive.exists)
+        assert "can answer" in health(home, capsys, 0)
+        while not alive.is_dir():  # no file can be opened there, as on a share that is read-only
+            alive.unlink(missing_ok=True)
+            with suppress(FileExistsError):
+                alive.mkdir()
+        until_true(lambda: main(["site", "health", str(home / "A")]))
+        assert "cannot be written (Is a directory)" in health(home, capsys)
+        assert "cannot be written" in status(home, capsys)["exchange_problem"]
+        alive.rmdir()
+        until_true(lambda: not main(["site", "health", str(home / "A")]))
+        assert (home / "A" / "log.txt").read_text().count("cannot be written") == 1
+
+
+def test_a_ledger_that_is_behind_its_signed_state_is_a_problem(home, capsys):
+    """As after the restore of an older backup, once a coordinator has sent the later state."""
+    site, lines = open_site(home / "A"), []
+    ledger, identity = site.site_ledger, site.trust.identity
+    write_status(home / "A", "running", "A", utc_now(), {})
+    assert "can answer" in health(home, capsys, 0)
+    later = SignedCheckpoint(99, "0" * 64, time.time_ns()).sign(identity)
+    with pytest.raises(SecurityError, match="reset to an earlier state"):
+        ledger.verify_checkpoint("A", identity.public, later)
+    text = health(home, capsys)
+    assert "reset to an earlier state" in text and "until its owner has declared the loss" in text
+    assert "reset to an earlier state" in status(home, capsys)["site_ledger"]
+    served = SimpleNamespace(site=site, description=read_description(home / "A"))
+    one = service.Service(home / "A", served, False, lines.append, lambda *_: None)
+    for _ in range(3):
+        one.stop()
+    assert [line for line in lines if "reset to an earlier state" in line] == lines[-1:]
+    ledger.store.close()
+
+
+def test_a_coordinator_that_gets_no_more_answers_is_a_problem(home, capsys):
+    most = Policy.strict().max_refusals
+    for left, code in ((1, 0), (0, 1)):
+        site = open_site(home / "A")
+        site.site_ledger.set_refusals("coordinator", most - left)
+        site.site_ledger.store.close()
+        with served_sites(home, "A"):
+            assert ("gets no more answers" in health(home, capsys, code)) == bool(code)
+            assert status(home, capsys)["refusals_left"] == left
+    printed(capsys, "site", "answer-again", home / "A")
+    with served_sites(home, "A"):
+        assert "can answer" in health(home, capsys, 0)
+
+
+@pytest.mark.parametrize("days", [-400, 3])
+def test_a_clock_that_was_set_is_named(home, capsys, monkeypatch, days):
+    now, lines = time.time, []
+    one = service.Service(home / "A", None, False, lines.append, None)
+    monkeypatch.setattr(service.Service, "report", lambda *_: None)
+    one._watch_clock()
+    assert not lines
+    with served_sites(home, "A"):
+        monkeypatch.setattr(time, "time", lambda: now() + days * 86_400)
+        seen = f"by the clock, it was seen last {abs(days)}.0 days {'from now' if days < 0 else 'ago'}"
+        assert f"the clock of this machine was set, or the service hangs: {seen}" in health(home, capsys)
+        one._watch_clock()
+        one._watch_clock()
+        way = "back" if days < 0 else "forward"
+        assert len(lines) == 1 and f"was set {way} by {abs(days)}.00 days" in lines[0]
+
+
+def test_a_policy_that_became_weaker_is_named_as_such(home, capsys):
+    policy, log = home / "A" / "policy.toml", home / "A" / "log.txt"
+    with served_sites(home, "A"):
+        policy.write_text(Policy.strict(min_count=7).to_toml())
+        until_true(lambda: "stricter in min_count" in log.read_text())
+        assert "weaker" not in log.read_text()
+        policy.write_text(Policy.strict(min_count=3, min_events=9).to_toml())
+        until_true(lambda: "weaker" in log.read_text())
+        assert "the policy is weaker than before: min_count from 7 to 3\n" in log.read_text()
+        assert "min_count from 7 to 3" in printed(capsys, "site", "status", home / "A")
 
 
 def test_the_coordinator_sees_that_a_site_is_dead(home, capsys):

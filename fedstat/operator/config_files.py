@@ -124,6 +124,11 @@ coordinator = ""
 # one line of JSON on standard input.
 on_pending = ""
 
+# Days for which an approval is valid, and for which answered requests stay in the exchange folder. The ledger
+# is the record of what was released, and stays.
+approval_days = 30
+message_days = 90
+
 # Where the data are. A relative path is relative to this file.
 [data]
 kind = {kind}          # one of {kinds}

@@ -30,6 +30,7 @@ from fedstat.federation.transport.mailbox import Backoff, Inbox, SiteMailbox, is
 from fedstat.federation.transport.signed import SignedSite
 from fedstat.federation.transport.site_folder import (
     DESCRIPTION,
+    REFUSALS,
     SiteDescription,
     mode_problems,
     read_description,
@@ -88,11 +89,20 @@ def log_to(path: Path | None, megabytes: float, count: int) -> Callable[[str], N
 # ----------------------------------------------------------------------------------------------------
 # Whether a site is running and can answer, in one line for monitors.
 
+DAY, CLOCK = 86_400.0, 60.0
+"""Seconds of a day, and of a change of the clock that is reported."""
+
 
 def health_problem(standing: SiteStatus, folder: Path, age: float | None, patience: float) -> str:
     """Return why a site cannot answer, or an empty text; its service was seen `age` seconds ago."""
     if not standing.is_served:
         return f"is not running ({standing.state}{': ' if standing.problem else ''}{standing.problem})"
+    if age is not None and (age < -CLOCK or age > DAY):
+        when = f"{abs(age) / DAY:.1f} days {'from now' if age < 0 else 'ago'}"
+        return (
+            "the clock of this machine was set, or the service hangs: by the clock, it was seen last "
+            f"{when}. Correct the clock, and restart the service"
+        )
     if age is None or age > patience:
         seen = "never seen" if age is None else f"seen {age:.0f} s ago"
         return f"the service hangs: it was {seen}, and one request may take {patience:g} s"
@@ -106,6 +116,14 @@ def health_problem(standing: SiteStatus, folder: Path, age: float | None, patien
         return problem
     if standing.site_ledger != "complete":
         return standing.site_ledger
+    if standing.exchange_problem:
+        return standing.exchange_problem
+    if standing.refusals_left == 0:
+        return (
+            "a coordinator gets no more answers: too many of its requests were refused for reasons that "
+            f"depend on the data. Read '{folder / REFUSALS}', stop the service, and reset the count with  "
+            f"fedstat site answer-again {shell_path(folder)}"
+        )
     if standing.connected is False:
         return "there is no connection to the server"
     if standing.certificate_days is not None and standing.certificate_days < 0:
@@ -217,6 +235,8 @@ class Service:
     _looks: int = 0
     _reported: tuple[int, int] = (-1, -1)
     _beaten: float = 0.0
+    _clock: float = field(default_factory=lambda: time.time() - time.monotonic())
+    _notices: dict[str, str] = field(default_factory=dict)
     _measured: float = -EVERY
 
     def poll(self) -> bool:
@@ -239,7 +259,8 @@ class Service:
         description = self.site.description
         flare_commands.require_coordinator(self.folder, description)
         name = self.site.site.name
-        self._inboxes = [_open_inbox(one, name, self._refused) for one in description.exchanges]
+        days = description.message_days
+        self._inboxes = [_open_inbox(one, name, self._refused, days) for one in description.exchanges]
 
     def stop(self) -> bool:
         """Report what was done, and return whether the service has answered all that it should."""
@@ -258,18 +279,45 @@ class Service:
         if count != self._reported:
             self._reported = count
             self.report("running")
-        if time.monotonic() - self._beaten > BEAT:
+        # not before the first look, which makes the folders of an exchange
+        if self._looks > 1 and time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             write_heartbeat(self.folder)
-            if self.site.description.exchange_folder:
-                show_alive(Path(self.site.description.exchange_folder), self.site.site.name)
+            self._notice("exchange problem", self._exchange_problem())
+            self._notice("ledger", self.site.site.site_ledger.disputed)
+            self._watch_clock()
         if time.monotonic() - self._measured > EVERY:
             self._measured = time.monotonic()
             self.metrics(show_site_json(self.folder, self.site.site.site_ledger), self.busy)
 
+    def _exchange_problem(self) -> str:
+        """Show in the folders for requests and replies that the service runs; return why this fails."""
+        for exchange in self.site.description.exchanges:
+            if not is_bucket(exchange) and (why := show_alive(Path(exchange), self.site.site.name)):
+                return f"the folder for requests and replies, '{exchange}', cannot be written ({why})"
+        return ""
+
+    def _watch_clock(self) -> None:
+        """Notice that the clock of the machine was set: later times cannot be compared with earlier ones."""
+        offset = time.time() - time.monotonic()
+        if abs(offset - self._clock) > CLOCK:
+            days, way = abs(offset - self._clock) / DAY, "forward" if offset > self._clock else "back"
+            self._clock = offset
+            self._notice(
+                "clock", f"the clock of this machine was set {way} by {days:.2f} days at {utc_now()}"
+            )
+
+    def _notice(self, what: str, text: str) -> None:
+        """Write a state that has changed into log and status."""
+        if text != self._notices.get(what, ""):
+            self._notices[what] = text
+            self.log(text or f"{what}: none any more")
+            self.report("running")
+
     def report(self, state: str) -> None:
         """Write the status file."""
         reported = {"passed over": self.passed_over} | describe_counts(self.site.site.site_ledger)
+        reported |= {what: text for what, text in self._notices.items() if text}
         write_status(self.folder, state, self.site.site.name, self.began, reported)
 
 
@@ -290,11 +338,13 @@ def run_services(services: Sequence[Service], poll: float) -> None:
         pace.rest(sum(service.poll() for service in services) > 0)
 
 
-def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:
+def _open_inbox(
+    exchange: str, name: str, refused: Callable[[str], None], keep_days: float
+) -> Inbox | BucketInbox:
     """Open the folder or the bucket of a site."""
     if is_bucket(exchange):
         return BucketInbox(open_bucket(exchange).at(name), refused)
-    return Inbox(SiteMailbox(Path(exchange, name)), refused)
+    return Inbox(SiteMailbox(Path(exchange, name)), refused, keep_days)
 
 
 def serve_site_folder(

@@ -63,7 +63,9 @@ class SiteStatus:
     "never started". `ledger_is_held` is true if a process holds the lock of the site. `heartbeat` is the time
     at which the service was seen last. `version` is that of the service, and `installed` that of the command.
     `problem` is the reason for which a running service answers no requests, or for which the last start
-    failed, or empty; `reload_problem` is why the last reload failed. Times are in UTC.
+    failed, or empty; `reload_problem` is why the last reload failed. `exchange_problem` says why a folder for
+    requests and replies cannot be written, and `clock` when the clock of the machine was set. `refusals_left`
+    is the number of further refusals until a coordinator gets no more answers. Times are in UTC.
     """
 
     form: int
@@ -92,6 +94,9 @@ class SiteStatus:
     certificate_days: int | None
     budget: BudgetStatus | None
     reload_problem: str = ""
+    exchange_problem: str = ""
+    clock: str = ""
+    refusals_left: int | None = None
 
 
 def write_heartbeat(home: Path) -> None:
@@ -101,9 +106,12 @@ def write_heartbeat(home: Path) -> None:
 
 
 def heartbeat_age(home: Path) -> float | None:
-    """Return the seconds since the service of a folder was seen; None if it never was."""
+    """Return the seconds since the service of a folder was seen; None if it never was.
+
+    They are negative if the clock has been set back since.
+    """
     try:
-        return max(0.0, time.time() - (home / STATUS).stat().st_mtime)
+        return time.time() - (home / STATUS).stat().st_mtime
     except OSError:
         return None
 
@@ -126,6 +134,8 @@ def read_site_status(
     words = read_status_file(home)
     held = ActiveRules.load(folder) if served else None
     site_ledger, problem = (site_ledger, "") if site_ledger is not None else _site_ledger(folder, site)
+    if site_ledger is not None and site_ledger.disputed:
+        problem = f"{site_ledger.disputed}. Nothing is answered until its owner has declared the loss"
     connected = words.get("connected")
     age = heartbeat_age(home)
     return SiteStatus(
@@ -142,6 +152,9 @@ def read_site_status(
         installed=VERSION,
         problem=str(words.get("problem", "")) if held is None else held.problem,
         reload_problem="" if held is None else held.reload_problem,
+        exchange_problem=str(words.get("exchange problem", "")) if served else "",
+        clock=str(words.get("clock", "")),
+        refusals_left=_refusals_left(folder, site_ledger),
         records_as_of=(held.as_of or None) if held is not None else None,
         site_ledger=problem or "complete",
         **(dict.fromkeys(LEDGER_COUNTS) if site_ledger is None else count_ledger(site_ledger)),
@@ -188,6 +201,14 @@ def count_ledger(site_ledger: SiteLedger) -> dict[str, Any]:
         max((entry.time for entry in entries), default=None),
     )
     return dict(zip(LEDGER_COUNTS, found, strict=True))
+
+
+def _refusals_left(folder: Path, site_ledger: SiteLedger | None) -> int | None:
+    with suppress(PartitionError):  # the policy cannot be read, which commands that need it report
+        most = read_site_policy(folder).max_refusals
+        if most and site_ledger is not None:
+            return max(0, most - max(site_ledger.refusals.values(), default=0))
+    return None
 
 
 def _budget(folder: Path, site_ledger: SiteLedger | None) -> BudgetStatus | None:
@@ -289,7 +310,11 @@ def describe_rules(folder: Path) -> dict[str, str]:
         return {}
     problems = list(rule_problems(folder))
     found = {"rules": "; ".join(problems) or f"those of {' and '.join(RULES)}, read {held.read}"}
-    records = {"data as of": held.as_of, "last reload": held.reloaded}
+    records = {
+        "policy made weaker": held.weakened,
+        "data as of": held.as_of,
+        "last reload": held.reloaded,
+    }
     return found | {name: text for name, text in records.items() if text}
 
 

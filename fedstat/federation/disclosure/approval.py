@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,11 @@ class Study:
     roster: Mapping[str, str] = field(default_factory=dict)
 
 
+def same_person(name: str) -> str:
+    """Return the form in which names of persons are compared: without case, and with single blanks."""
+    return " ".join(name.split()).casefold()
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """What some people may request; an empty entry allows everything that the policy allows.
@@ -77,7 +83,7 @@ class Role:
     def admits(self, purpose: Purpose, family: str) -> bool:
         """Return whether this person may send requests of this family in this study."""
         return (
-            (not self.people or purpose.person in self.people)
+            (not self.people or same_person(purpose.person) in map(same_person, self.people))
             and (not self.studies or purpose.study in self.studies)
             and (not self.families or family in (*self.families, *AGREEING_FAMILIES))
         )
@@ -392,6 +398,7 @@ def undeclared_part(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step
 
 APPROVAL_FAMILY = "approval"
 """Family that proposes plans."""
+NANOSECONDS_PER_DAY = 86_400 * 10**9
 PREPARING_KINDS: tuple[ArrayKind, ...] = ("control", "schema", "presence")
 """Kinds of values that are released before there can be a plan."""
 MAX_PENDING_PLANS, MAX_PREPARED_STEPS = 100, 1000
@@ -420,11 +427,15 @@ class PlanStore(Protocol):
 
 @dataclass(slots=True)
 class Approvals:
-    """Plans that were proposed to a site, and the decisions of its owner."""
+    """Plans that were proposed to a site, and the decisions of its owner.
+
+    An approval that is older than `valid_days` has to be given again.
+    """
 
     site: str
     site_ledger: SiteLedger
     store: PlanStore | None = None
+    valid_days: float = math.inf
     _waiting: dict[str, AnalysisPlan] = field(default_factory=dict)
 
     @property
@@ -438,12 +449,13 @@ class Approvals:
         self._settle(PlanDecision(complete, verdict, who, time.time_ns()))
 
     def status(self, digest: str) -> ApprovalStatus:
-        """Return the status of a plan; an approval that was used does not count."""
+        """Return the status of a plan; an approval that was used, or has expired, does not count."""
         self.take_up()
         decision = self.site_ledger.decisions.get(digest)
         if decision is None or decision.name in self.site_ledger.one_time_events:
             return "pending"
-        return decision.verdict
+        age = (time.time_ns() - decision.when) / NANOSECONDS_PER_DAY
+        return "pending" if decision.verdict == "approved" and age > self.valid_days else decision.verdict
 
     def propose(self, plan: AnalysisPlan, subject: Subject = NO_SUBJECT) -> tuple[str, ApprovalStatus]:
         """Accept a plan: return its digest and its status; `subject` says who proposes it."""

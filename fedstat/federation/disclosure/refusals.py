@@ -32,8 +32,8 @@ from fedstat.federation.disclosure.row_checks import SETTINGS
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.published import Published
 
-MAX_REASONS_KEPT = 100
-"""Reasons that a process keeps in memory for its owner."""
+MAX_CAUSES, MAX_REASONS_KEPT = 2, 100
+"""Likely causes that a refusal names, and reasons that a process keeps in memory for its owner."""
 DATA_INDEPENDENT_ERRORS = (ConsentError, DescriptionError, FormulaError, SecurityError)
 """Errors that follow from request, policy, public description and keys alone; they are shown in full."""
 ROWS = "rows"
@@ -100,19 +100,19 @@ def refusal_text(
     """Write the text of every refusal that depends on rows: terms, policy keys and remedies."""
     facts = list(requested)
     levels, numbers = _terms(facts, published)
-    parts = [f"{site}: refused for a reason that depends on {ROWS}; the owner's log has the reason"]
-    counts = _keys(policy, {"min_level_count": 0, "products": "any"})
-    if levels and counts:
+    causes = []
+    if (counts := _keys(policy, {"min_level_count": 0, "products": "any"})) and levels:
         remedy = "merge levels that are rare, alone or together with a level of another term, or drop a term"
-        parts.append(f"Terms {_listed(levels)} ({counts}): {remedy}")
-    shares = _keys(policy, {"max_share": 1.0, "products": "any"})
-    if numbers and shares:
-        parts.append(f"Columns {_listed(numbers)} ({shares}): transform a skewed one, or drop it")
-    outcomes = _keys(policy, {"min_events": 0})
-    if facts and outcomes:
-        parts.append(f"A response of two values ({outcomes}): leave a site with a rare outcome out")
+        causes.append(f"Terms {_listed(levels)} ({counts}): {remedy}")
     if rows := _keys(policy, {"min_count": 0, "remember": "nothing"}):
-        parts.append(f"Rows ({rows}): use the rows of an earlier model (complete=[...]), or fewer columns")
+        causes.append(f"Rows ({rows}): use the rows of an earlier model (complete=[...]), or fewer columns")
+    if (shares := _keys(policy, {"max_share": 1.0, "products": "any"})) and numbers:
+        causes.append(f"Columns {_listed(numbers)} ({shares}): transform a skewed one, or drop it")
+    if (outcomes := _keys(policy, {"min_events": 0})) and facts:
+        causes.append(f"A response of two values ({outcomes}): leave a site with a rare outcome out")
+    likeliest = f" (the {MAX_CAUSES} likeliest follow)" if len(causes) > MAX_CAUSES else ""
+    head = f"{site}: refused for a reason that depends on {ROWS}; the owner's log has the reason{likeliest}"
+    parts = [head, *causes[:MAX_CAUSES]]
     if any(fact.counted for fact in facts):
         parts.append(TABLE_OF_COUNTS)
     return ". ".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import DataWarning, NotAvailableError, PartitionError, VersionWarning, warn
+from fedstat.errors import DataWarning, EngineError, NotAvailableError, PartitionError, VersionWarning, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.message import NO_PURPOSE, Purpose
@@ -18,6 +19,7 @@ from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.federation_file import (
     APART,
     FEDERATION_FILENAME,
+    FOLDER_TRANSPORT,
     FederationDescription,
     coordinator_identity,
     open_transport,
@@ -36,8 +38,12 @@ from fedstat.federation.tables.keys import Alignment
 from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.analysis_notes import NoteKeeper
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
+from fedstat.federation.transport.mailbox import last_alive
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, Transport
 from fedstat.federation.transport.site_folder import IDENTITY
+
+SEEN_AGAIN = 15.0
+"""Seconds within which a service that runs, and is not busy, is seen again."""
 
 # ----------------------------------------------------------------------------------------------------
 # Connecting to sites that hold different columns: the alignment that they and the coordinator keep.
@@ -179,6 +185,7 @@ def connect(
     fingerprints = _selected_sites(federation, without)
     _check_quorum(federation, quorum, len(fingerprints))
     if transport is None:
+        _check_alive(federation, tuple(fingerprints))
         transport = open_transport(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, transport) for name in fingerprints}
     heads = LedgerCheckpoints(federation.folder, fingerprints)
@@ -261,6 +268,27 @@ def _selected_sites(federation: FederationDescription, without: Sequence[str]) -
             f"federation join {federation.folder} CARD'"
         )
     return request
+
+
+def _check_alive(federation: FederationDescription, names: Sequence[str]) -> None:
+    """Give up on sites that were last seen longer ago than a reply may take, and are not seen again soon."""
+    if federation.transport != FOLDER_TRANSPORT:
+        return
+    until, exchange = time.monotonic() + SEEN_AGAIN, Path(federation.exchange)
+    while True:
+        silent = {
+            name: age for name in names if (age := last_alive(exchange, name) or 0.0) > federation.timeout
+        }
+        if not silent:
+            return
+        if time.monotonic() > until:
+            break
+        time.sleep(SEEN_AGAIN / 30)
+    seen = ", ".join(f"{name} {age / 60:,.0f} minutes ago" for name, age in silent.items())
+    raise EngineError(
+        f"the services of these sites were seen last: {seen}. Ask their owners for  fedstat site status,  or "
+        f"connect without them: without={list(silent)}"
+    )
 
 
 def _check_quorum(federation: FederationDescription, quorum: object, n_sites: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import ConsentError, FedstatError
 from fedstat.federation.audit.checkpoints import utc_text
-from fedstat.federation.message import Purpose
+from fedstat.federation.message import Purpose, Reply, Request
+from fedstat.federation.protocols.plan_approval import APPROVAL_FAMILY, PlanStatus, propose_plan
 
 NOTES, MOST_NOTES = "analyses", 200
 """Folder of the notes, and how many are kept."""
@@ -22,7 +24,8 @@ NOTES, MOST_NOTES = "analyses", 200
 class AnalysisNote:
     """One connection of an analyst: its process, the time of the last change, and its state.
 
-    `waits_for` has the text of the sites whose owners have not approved a plan, or is empty.
+    `waits_for` has the text of the sites whose owners have not approved a plan, or is empty. `plans` are the
+    digests of the plans that were proposed, with the answers of the owners.
     """
 
     process: int
@@ -32,9 +35,12 @@ class AnalysisNote:
     purpose: str
     state: str
     waits_for: str = ""
+    plans: Mapping[str, str] = field(default_factory=dict)
 
     def state_of(self, is_alive: bool) -> str:
         """Return the state in words; a process that ended runs nothing."""
+        if self.waits_for:
+            return "waited for approval"
         return self.state if is_alive or self.state != "running" else "ended without a message"
 
 
@@ -45,6 +51,13 @@ class NoteKeeper:
         self._path = folder / NOTES / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
         stated = purpose.person, purpose.study, purpose.purpose
         self._note = AnalysisNote(os.getpid(), "", *stated, "connected")
+        self._plans: dict[str, str] = {}
+
+    def take(self, request: Request, reply: Reply) -> None:
+        """Note what an owner has answered to a plan."""
+        if (request.family, request.step) == (APPROVAL_FAMILY, propose_plan.__name__):
+            found = from_json(PlanStatus, reply.text, f"{reply.site}: status of a plan")
+            self._plans[found.digest] = found.status
 
     def begin(self) -> None:
         """Note that requests are sent."""
@@ -53,7 +66,9 @@ class NoteKeeper:
     def end(self, error: FedstatError | None = None) -> None:
         """Note that a run ended, and for what it waits."""
         if isinstance(error, ConsentError) and error.rule == "approval":
-            self._write(replace(self._note, state="waits for approval", waits_for=str(error)))
+            is_open = "pending" in self._plans.values()
+            state = "waits for approval" if is_open else "denied"
+            self._write(replace(self._note, state=state, waits_for=str(error) if is_open else ""))
         else:
             state = "done" if error is None else f"ended with {type(error).__name__}"
             self._write(replace(self._note, state=state))
@@ -64,7 +79,8 @@ class NoteKeeper:
             folder.mkdir(mode=0o700, exist_ok=True)
             for old in sorted(folder.glob("*.json"))[:-MOST_NOTES]:
                 old.unlink(missing_ok=True)
-            self._path.write_text(to_json(replace(note, changed=utc_text(time.time_ns()))))
+            changed = utc_text(time.time_ns())
+            self._path.write_text(to_json(replace(note, changed=changed, plans=dict(self._plans))))
 
 
 def read_notes(folder: Path) -> list[AnalysisNote]:
@@ -72,5 +88,16 @@ def read_notes(folder: Path) -> list[AnalysisNote]:
     found = []
     for path in sorted((folder / NOTES).glob("*.json"), reverse=True):
         with suppress(FedstatError, OSError, UnicodeDecodeError):
-            found.append(from_json(AnalysisNote, path.read_text(), f"'{path}'"))
+            found.append(from_json(AnalysisNote, path.read_text(), f"'{path}'", defaults=True))
+    return found
+
+
+def waiting_notes(notes: Sequence[AnalysisNote]) -> list[AnalysisNote]:
+    """Return those of some notes, the latest first, of which a plan still waits; each plan once."""
+    found, answered = [], set[str]()
+    for note in notes:
+        is_open = {digest for digest, status in note.plans.items() if status == "pending"} - answered
+        if note.waits_for and is_open:
+            found.append(note)
+        answered |= note.plans.keys()
     return found

@@ -17,6 +17,7 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME
+from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import write_atomic
 from fedstat.federation.transport.site_folder import (
@@ -122,7 +123,7 @@ class ActiveRules:
 
     The site's rows were read at the time `as_of`, which is empty if every reply reads them. `reloaded`
     describes the outcome of the owner's last request to read them again, and `reload_problem` is why it
-    failed.
+    failed. `weakened` says when the service took over a policy that allows more, and in which rules.
     """
 
     digests: Mapping[str, str]
@@ -131,6 +132,7 @@ class ActiveRules:
     as_of: str = ""
     reloaded: str = ""
     reload_problem: str = ""
+    weakened: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> ActiveRules | None:
@@ -156,6 +158,7 @@ class LiveConfig:
     site: Site = field(init=False)
     description: SiteDescription = field(init=False)
     problem: str = ""
+    weakened: str = ""
     has_failed: bool = False
     _held: dict[str, str] = field(init=False)
     _failed: tuple[object, ...] = ()
@@ -250,11 +253,18 @@ class LiveConfig:
         if found[COLUMNS] != self._held[COLUMNS]:
             published = read_site_columns(self.folder, self.site.name, self.site.data.table)
         changed = [name for name in WATCHED if found[name] != self._held[name]]
+        weaker = [
+            f"{name} from {getattr(self.site.policy, name)} to {getattr(policy, name)}"
+            for name in stricter_rules(policy, self.site.policy)
+        ]
         stricter = self.site.change_rules(policy, published)
         apply_trust(self.site, description)
         self.description, self._held, self.problem, self._failed = description, found, "", ()
         ends = f", stricter in {', '.join(stricter)}; open sessions have ended" if stricter else ""
         self.report(f"now uses {', '.join(changed) or 'its files'}{ends}")
+        if weaker:
+            self.weakened = f"{utc_text(time.time_ns())}: {', '.join(weaker)}"
+            self.report(f"the policy is weaker than before: {', '.join(weaker)}")
         return DESCRIPTION in changed
 
     def _reload(self) -> None:
@@ -278,6 +288,7 @@ class LiveConfig:
             self.site.site_ledger.as_of,
             self._reloaded[:LONGEST_PROBLEM],
             self._reload_problem[:LONGEST_PROBLEM],
+            self.weakened[:LONGEST_PROBLEM],
         )
         held = ActiveRules(rules, utc_text(time.time_ns()), *reported_of)
         path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -36,15 +37,16 @@ from fedstat.federation.files import (
 #     <folder>/<site>/done/<ab>/<number>.ask   a request that has a reply, next to this reply
 #     <folder>/<site>/odd/<number>.<token>     a file found where a reply should be, but is not one
 #
-# A request with its reply is moved to `done` and stays there. The folder is the record of all messages, and
-# both sides list only what is open, however long they run. The folders in `done` are named by the first two
-# digits of the number and not by days. A reply can then be found by its number at any time. Days are in the
-# signed messages and in the times of the files.
+# A request with its reply is moved to `done`, where the service of the site removes it after some months. The
+# ledger is the record of all releases. Both sides list only what is open, however long they run. The folders
+# in `done` are named by the first two digits of the number and not by days. A reply can then be found by its
+# number at any time. Days are in the signed messages and in the times of the files.
 #
 # Two accounts of the operating system can share a folder by its group. If the folder passes its group on
 # (setgid), the group can read new files; otherwise only their owner can.
 
 ASK, REPLY, NOTE = ".ask", ".reply", ".note"
+DONE, SECONDS_PER_DAY = "done", 86_400.0
 LONGEST_REST, REST_SHARE = 0.8, 1 / 75
 """Seconds between two looks if nothing has come for a minute, and their share of the time until then."""
 NUMBER_LENGTH = 32
@@ -96,7 +98,7 @@ class SiteMailbox:
 
     def done(self, number: str) -> Path:
         """Return the path of a reply that was read; its request is in the same folder."""
-        return self.place / "done" / number[:2] / f"{number}{REPLY}"
+        return self.place / DONE / number[:2] / f"{number}{REPLY}"
 
     def make(self) -> None:
         """Make the two folders to which both sides write."""
@@ -280,12 +282,18 @@ class AnsweringSite(Protocol):
 ALIVE = "alive"
 
 
-def show_alive(exchange: Path, site: str) -> None:
-    """Show in the exchange folder that the service of a site runs, by the time of a file without content."""
+def show_alive(exchange: Path, site: str) -> str:
+    """Show in the exchange folder that the service of a site runs, by the time of a file without content.
+
+    Return why the file cannot be written, or an empty text.
+    """
     path = exchange / site / ALIVE
-    with suppress(OSError):
+    try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644))
         os.utime(path, follow_symlinks=False)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def last_alive(exchange: Path, site: str) -> float | None:
@@ -300,11 +308,13 @@ def last_alive(exchange: Path, site: str) -> float | None:
 class Inbox:
     """The requests in one site's part of an exchange folder.
 
-    `refused` is called once for every file that was skipped or cannot be written, with the reason.
+    `refused` is called once for every file that was skipped or cannot be written, with the reason. Answered
+    requests and their replies are removed after `keep_days`.
     """
 
     part: SiteMailbox
     refused: Callable[[str], None]
+    keep_days: float = math.inf
     _passed: set[tuple[str, int]] = field(default_factory=set)
     _noted: set[tuple[str, int]] = field(default_factory=set)
     _reported: set[str] = field(default_factory=set)
@@ -316,6 +326,7 @@ class Inbox:
     _listed: float = 0.0
     _due: float = 0.0
     _took: float = 0.0
+    _cleaned: float = -math.inf
 
     def poll(self, site: AnsweringSite) -> bool:
         """Answer the open requests; return whether there were any."""
@@ -342,6 +353,7 @@ class Inbox:
                     notes, self._notes = notes - 1, self._notes + 1
         if not busy:
             self._sweep()
+            self._clean()
         return busy
 
     def say_closed(self, site: AnsweringSite) -> None:
@@ -425,6 +437,19 @@ class Inbox:
                     self._answered.clear()
             except OSError:
                 continue
+
+    def _clean(self) -> None:
+        """Remove, once an hour, answered requests that are older than the owner wants to keep them."""
+        if math.isinf(self.keep_days) or time.monotonic() - self._cleaned < OLD:
+            return
+        self._cleaned, old = time.monotonic(), time.time() - self.keep_days * SECONDS_PER_DAY
+        with suppress(OSError, SecurityError):
+            check_folder(self.part.place / DONE)
+            for folder in (self.part.place / DONE).iterdir():
+                check_folder(folder)
+                for path in folder.iterdir():
+                    if NUMBER.fullmatch(path.name.partition(".")[0]) and path.lstat().st_mtime < old:
+                        path.unlink()
 
     def _report_once(self, name: str, problem: str) -> None:
         # Outsiders can change a file without end; they must not fill the log.

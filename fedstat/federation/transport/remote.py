@@ -271,6 +271,8 @@ class RemoteEngine(RoundEngine):
                 errors.append((requests[place], outcome))
             else:
                 replies.append(outcome)
+                if self._notes is not None:
+                    self._notes.take(requests[place], outcome)
         if errors:
             if all(isinstance(error, PolicyError) for _, error in errors):
                 self._number += 1  # a protocol may go on without this round, which is stored as refused

@@ -314,8 +314,9 @@ class SiteDescription:
     common random projections. `exchange` is the folder or bucket of the requests, empty if another transport
     is used. `studies` are further studies with coordinators of their own, and `roles` what persons may
     request. `tables` has the folders of further tables, by name. `on_pending` is a command that is run when
-    a plan waits. `consent` has the time of the owner's consent to an alignment, by site; `roster` the
-    digests of the accepted rosters, by number.
+    a plan waits. An approval is valid for `approval_days`, and requests with their replies stay in the
+    exchange folder for `message_days`. `consent` has the time of the owner's consent to an alignment, by
+    site; `roster` the digests of the accepted rosters, by number.
     """
 
     name: str
@@ -331,6 +332,8 @@ class SiteDescription:
     roles: Mapping[str, Role] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     on_pending: str = ""
+    approval_days: float = 30.0
+    message_days: float = 90.0
 
     @property
     def study_keys(self) -> dict[str, str]:
@@ -381,6 +384,8 @@ class SiteDescription:
         """Find errors when the file is read, and not only when rows or the seed are used."""
         _ = self.source, self.shared_seed, split_command(self.on_pending)
         check_study_names(self.studies)
+        if min(self.approval_days, self.message_days) <= 0.0:
+            raise PartitionError(f"{self.name}: approval_days and message_days are numbers of days above 0")
         if not all(number.isdecimal() for number in self.roster):
             raise PartitionError(f"{self.name}: [roster]: expected a digest for each roster number")
 
@@ -431,8 +436,8 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
 
 
 def apply_trust(site: Site, description: SiteDescription) -> None:
-    """Apply the owner's trusted keys and consents."""
-    trust = site.trust
+    """Apply the owner's trusted keys and consents, and how long an approval is valid."""
+    trust, site.approvals.valid_days = site.trust, description.approval_days
     pairs: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = (
         (trust.pinned, description.pinned),
         (trust.consents, description.consent),

@@ -10,6 +10,7 @@ from importlib.resources import files
 from math import prod
 
 from fedstat.federation.audit.event_log import SiteEntry, SiteLedger, Subject
+from fedstat.federation.disclosure.approval import same_person
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
 from fedstat.operator.page.plan_summary import formula_in_words, plain_time
 from fedstat.operator.page.rendering import render
@@ -91,7 +92,7 @@ class AuditFilter:
             self.since <= entry.time[:10]
             and (not self.until or entry.time[:10] <= self.until)
             and self.study in ("", subject.study)
-            and self.person in ("", subject.person)
+            and same_person(self.person) in ("", same_person(subject.person))
             and self.formula.replace(" ", "") in subject.formula.replace(" ", "")
             and (not self.column or self.column in subject.columns)
         )

@@ -15,10 +15,12 @@ from fedstat.errors import FedstatError, SecurityError
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.protocols.schema import TableSchema
-from fedstat.federation.transport.analysis_notes import read_notes
+from fedstat.federation.transport.analysis_notes import read_notes, waiting_notes
 from fedstat.operator.page.plan_summary import plain_time
 from fedstat.operator.page.rendering import section_data
 
+AGAIN = 300.0
+"""Seconds after which the sites are asked again while somebody looks at the page."""
 Tested = tuple[Mapping[str, TableSchema], list[str]]
 
 
@@ -27,7 +29,7 @@ class FederationView:
     """A federation, as its coordinator sees it.
 
     `standing` returns the status of the federation in a folder, without a request to a site. `test` requests
-    the schema of every site; it runs once, when the page begins.
+    the schema of every site, when the page begins and again after `AGAIN` seconds while it is looked at.
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class FederationView:
     _tested: Tested | None = None
     _test_problem: str = ""
     _when: str = field(default_factory=lambda: utc_text(time.time_ns()))
+    _next: float = 0.0
 
     @property
     def name(self) -> str:
@@ -46,16 +49,26 @@ class FederationView:
         """Refuse a folder that others may write, with a SecurityError, and begin the test of the sites."""
         if self.folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise SecurityError(f"others can write '{self.folder}': chmod go-w '{self.folder}'")
-        Thread(target=self._run_test, daemon=True).start()
+        self._test_again()
+
+    def _test_again(self) -> None:
+        """Test the sites if the last test is old; the page shows the earlier outcome until it ends."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + AGAIN
+            Thread(target=self._run_test, daemon=True).start()
 
     def _run_test(self) -> None:
+        tested, problem = None, ""
+        when = utc_text(time.time_ns())
         try:
-            self._tested = self.test(self.folder)
+            tested = self.test(self.folder)
         except (FedstatError, OSError, ImportError) as error:
-            self._test_problem = str(error)
+            problem = str(error)
+        self._tested, self._test_problem, self._when = tested, problem, when
 
     def site_rows(self) -> list[tuple[str, ...]]:
         """Return one row for each site: whether it answered, its version, rows, roster and open requests."""
+        self._test_again()
         found = self.standing(self.folder)
         schemas = self._tested[0] if self._tested else {}
         rows: list[tuple[str, ...]] = []
@@ -82,12 +95,15 @@ def federation_page(view: FederationView) -> dict[str, Any]:
         "tested": plain_time(view._when),
         "sites": section_data(view.site_rows),
         "problems": section_data(view.problems),
+        "again": round(AGAIN / 60),
         "waiting": section_data(lambda: _notes(view.folder, waiting=True)),
         "analyses": section_data(lambda: _notes(view.folder, waiting=False)),
     }
 
 
 def _notes(folder: Path, waiting: bool) -> list[tuple[str, ...]]:
+    notes = read_notes(folder)
+    waits = waiting_notes(notes)
     return [
         (
             plain_time(note.changed),
@@ -96,8 +112,8 @@ def _notes(folder: Path, waiting: bool) -> list[tuple[str, ...]]:
             note.purpose,
             note.waits_for if waiting else note.state_of(_is_alive(note.process)),
         )
-        for note in read_notes(folder)
-        if bool(note.waits_for) == waiting
+        for note in notes
+        if (note in waits) == waiting
     ]
 
 

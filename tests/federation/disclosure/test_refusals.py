@@ -114,6 +114,15 @@ def test_only_keys_that_are_not_off_are_named(rules, keys):
     assert text.startswith("Kiel: refused")
 
 
+def test_the_two_likeliest_causes_are_named():
+    strict = {name: getattr(Policy.strict(), name) for name in (*SILENT, "max_share", "products")}
+    text = text_of(factor("ward", "C"), factor("x"), **strict)
+    assert "(the 2 likeliest follow). Terms ward (" in text and "Rows (" in text
+    assert "Columns" not in text and "A response" not in text
+    text = text_of(factor("x"), **strict)
+    assert "Rows (" in text and "Columns x (" in text and "A response" not in text
+
+
 def test_levels_and_numbers_are_named_apart():
     """Levels: a category, a code of two values, C() and a comparison. Numbers: all others."""
     published = {

@@ -13,8 +13,17 @@ from paged import Visitor
 from test_approval_served import NAMES, POLICY, frames
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import ConsentError, SecurityError
-from fedstat.federation.transport.analysis_notes import NOTES, read_notes
+from fedstat.federation.message import Purpose, Reply, Request
+from fedstat.federation.protocols.plan_approval import APPROVAL_FAMILY, PlanStatus
+from fedstat.federation.transport.analysis_notes import (
+    NOTES,
+    AnalysisNote,
+    NoteKeeper,
+    read_notes,
+    waiting_notes,
+)
 from fedstat.operator import federation_commands
 from fedstat.operator.page.federation_view import FederationView
 from fedstat.operator.page.server import PageServer
@@ -96,4 +105,44 @@ def test_a_note_of_a_process_that_is_gone_is_not_running(study):
     assert note.waits_for and note.person == EVIL
     (study / NOTES / "99999999999999999999-strange.json").write_text("{")
     assert read_notes(study)[0] == note
-    assert note.state_of(False) == "waits for approval"
+    assert note.state_of(False) == "waited for approval"
+    assert (note.state, list(note.plans.values())) == ("waits for approval", ["pending"])
+
+
+def note_of(plans, waits_for=""):
+    return AnalysisNote(1, "2026-01-01T00:00:00Z", "Ada", "study", "why", "done", waits_for, plans)
+
+
+def test_a_plan_waits_once_and_no_longer_when_it_was_denied_or_approved():
+    """Notes as the connections of an analyst leave them, the latest first."""
+    first, again, other = (note_of({digest: "pending"}, "North") for digest in "aab")
+    denied, used = note_of({"a": "denied"}), note_of({"a": "approved"})
+    assert waiting_notes([first]) == [first]
+    assert waiting_notes([other, again, first]) == [other, again]
+    assert waiting_notes([denied, again, first]) == waiting_notes([used, denied, first]) == []
+    # after the run that was approved, the same plan is proposed again
+    assert waiting_notes([first, used, first]) == [first]
+    both = note_of({"a": "approved", "c": "pending"}, "South")
+    assert waiting_notes([both, first]) == [both]
+
+
+def test_the_page_asks_the_sites_again_while_it_is_looked_at(study, monkeypatch):
+    asked = []
+    view = FederationView(study, federation_commands.federation_status, lambda _: asked.append(1) or ({}, []))
+    view.check_modes()
+    until_true(lambda: asked)
+    view.site_rows()
+    assert len(asked) == 1
+    view._next = 0.0
+    view.site_rows()
+    until_true(lambda: len(asked) == 2)
+
+
+def test_a_denied_plan_is_shown_as_denied(tmp_path):
+    keeper = NoteKeeper(tmp_path, Purpose("Ada", "study", "why"))
+    request = Request("North", APPROVAL_FAMILY, "propose_plan", {}, "s")
+    for status, state in (("pending", "waits for approval"), ("denied", "denied"), ("approved", "done")):
+        keeper.take(request, Reply("North", {}, to_json(PlanStatus("a", status))))
+        keeper.end(None if status == "approved" else ConsentError("North: its policy", rule="approval"))
+        (note,) = read_notes(tmp_path)
+        assert note.state == state and bool(waiting_notes([note])) == (status == "pending")
