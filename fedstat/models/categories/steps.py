@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import (
     ModelEvaluation,
@@ -37,7 +37,7 @@ from fedstat.models.horizontal.rows import FLAT, NO_MEANS, summed
 from fedstat.models.horizontal.variable_changes import ChangesRequest, VariableVectors, sum_changes_of
 from fedstat.models.margins import MeanJet
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums
-from fedstat.models.rows.steps import enter_steps, own_part, releases_of, rows_in, scores_at
+from fedstat.models.rows.steps import enter_steps, releases_of, rows_in, scores_at
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "categories"
@@ -87,20 +87,11 @@ class SiteCategories(PredictorObjective):
     request_type = CategoryRequest
     requests = REQUEST
     starts: ClassVar = {"response": summed("weights by category, and rows", 2, behind=OPEN_ROWS)}
-    own_fit: ClassVar = {
-        "beta": own_part("parameters"),
-        "information": own_part("information", 2),
-        "columns": own_part("means and standard deviations of the columns", 2),
-    }
-    point: ClassVar = STANDARDIZED
-    what: ClassVar = {"score": "score", "information": "observed information", "loglik": "log-likelihood"}
     meat = control("whether to sum products of scores of rows, of clusters, of sites")
     meats = 3
     unbounded = SEPARATED
 
-    opened: OpenRows
     request: CategoryRequest
-    n: int
     proportional: bool
 
     @classmethod
@@ -117,11 +108,6 @@ class SiteCategories(PredictorObjective):
     def variant(self) -> str:
         """Link."""
         return self.request.link
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """Columns of clusters."""
-        return self.request.clusters
 
     @property
     def categories(self) -> int:

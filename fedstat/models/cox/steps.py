@@ -18,8 +18,8 @@ from fedstat.kernels.clusters import Margins
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
 from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.rows import NOTHING_SUMMED, summed
-from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, RowTerms, SiteSums
-from fedstat.models.rows.steps import enter_steps, own_part, rows_in
+from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, RowTerms, SiteSums, own_part
+from fedstat.models.rows.steps import enter_steps, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "cox"
@@ -147,11 +147,6 @@ class SiteRisks(Objective):
     def variant(self) -> str:
         """Treatment of ties."""
         return self.request.ties
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """Columns of clusters."""
-        return self.request.clusters
 
     def at(self, own: Floats) -> PartialLikelihood:
         """Sum over the risk sets at coefficients (p,) of the site's own standardized columns."""

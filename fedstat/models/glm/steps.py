@@ -61,8 +61,8 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import FitRows, standard_place
-from fedstat.models.rows.steps import enter_start, own_part, rows_in
+from fedstat.models.rows.objective import FitRows, own_part, standard_place
+from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

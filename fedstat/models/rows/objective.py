@@ -22,16 +22,17 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.horizontal_steps import OpenRows, translation
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, translation
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
+    OwnFit,
     RowBlock,
     ScoreAndInformation,
     SummedProducts,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.kernels.categories import moved
 from fedstat.kernels.clusters import Margins, cluster_products
 from fedstat.models.horizontal.rows import NO_MEANS
@@ -40,6 +41,13 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 Declarations: TypeAlias = Mapping[str, ArrayDeclaration]
 Facts: TypeAlias = tuple[ScoreAndInformation | WorkingWeights, ...]
+
+
+def own_part(
+    what: str, ndim: int = 1, behind: tuple[type, ...] = OPEN_ROWS, *, optional: bool = False
+) -> ArrayDeclaration:
+    """Declare an array of a site's own fit."""
+    return aggregate(f"site's own fit: {what}", ndim, behind=(*behind, OwnFit), optional=optional)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +120,13 @@ class RowsWithWeights:
     def every(self, first: int, step: int) -> RowsWithWeights:
         """Return every n-th row, from the first on."""
         return replace(self, rows=slice(first, None, step))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRequest:
+    """Columns of clusters, if there are any."""
+
+    clusters: tuple[str, ...] = ()
 
 
 class FitRows(ABC):
@@ -214,17 +229,21 @@ class Objective(FitRows):
 
     point: ClassVar[Declarations]
     what: ClassVar[Mapping[str, str]]
+    request_type: ClassVar[Any] = ClusterRequest
+    requests: ClassVar[ArrayDeclaration] = control("columns of clusters", common=True)
     meat: ClassVar[ArrayDeclaration]
     meats: ClassVar[int] = 2
     extra: ClassVar[Declarations] = {}
     unbounded: ClassVar[str]
+    request: Any
     n: int
     """Rows behind the sums."""
 
     @property
     def clusters(self) -> tuple[str, ...]:
         """Columns of clusters."""
-        return ()
+        found: tuple[str, ...] = self.request.clusters
+        return found
 
     @abstractmethod
     def place(self, **point: Floats) -> Place:
@@ -262,6 +281,8 @@ class Objective(FitRows):
     def blocks(self) -> Iterator[RowBlock]:
         """Yield the rows with the weights by which columns are multiplied, at points of :meth:`facts_at`."""
         X = np.concatenate([X for _, X in self.opened.chunks()])
+        if not self.opened.question.intercept:
+            X = np.column_stack([np.ones(len(X)), X])
         yield RowsWithWeights(lambda key: self.vectors(np.frombuffer(key)), X, slice(None))
 
     @property
@@ -356,11 +377,39 @@ class Objective(FitRows):
         }
 
 
+STANDARDIZED: Declarations = {
+    "shift": aggregate("means of the columns over all sites", common=True),
+    "scale": aggregate("standard deviations of the columns over all sites", common=True),
+    "beta": aggregate("parameters of the standardized columns", common=True),
+}
+"""Arrays that name parameters of columns standardized over all sites."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PredictorObjective(Objective):
     """A log-likelihood of rows that depends on the parameters by linear predictors, ``eta_j = x' M_j theta``.
 
-    A family gives the log-likelihood of each row with two derivatives in its predictors.
+    A family gives the log-likelihood of each row with two derivatives in its predictors. Where it has a fused
+    kernel for the sums, :meth:`sums` calls it.
     """
+
+    point: ClassVar[Declarations] = STANDARDIZED
+    own_fit: ClassVar[Declarations] = {
+        "beta": own_part("parameters"),
+        "information": own_part("information", 2),
+        "columns": own_part("means and standard deviations of the columns", 2),
+    }
+    what: ClassVar[Mapping[str, str]] = {
+        "score": "score",
+        "information": "observed information",
+        "loglik": "log-likelihood",
+    }
+    meat: ClassVar[ArrayDeclaration] = control("whether to sum products of scores, and whether by cluster")
+    unbounded: ClassVar[str] = "no maximum"
+
+    opened: OpenRows
+    request: Any
+    n: int
 
     @property
     @abstractmethod
@@ -439,12 +488,6 @@ class PredictorObjective(Objective):
         return np.asarray((self.matrices[:, ~self.opened.varies] == 0.0).all(axis=(0, 1)))
 
 
-STANDARDIZED: Declarations = {
-    "shift": aggregate("means of the columns over all sites", common=True),
-    "scale": aggregate("standard deviations of the columns over all sites", common=True),
-    "beta": aggregate("parameters of the standardized columns", common=True),
-}
-"""Arrays that name parameters of columns standardized over all sites."""
 OBJECTIVES: dict[str, type[Objective]] = {}
 """Likelihoods over rows by the name of their family."""
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.design.horizontal_steps import rows_of
 from fedstat.federation.disclosure.facts import ClusterProducts, OwnFit, OwnFitProblem
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
+from fedstat.federation.message import ArrayDeclaration, check_lengths, control
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.rows import AT_THE_START, SUMS, summed
@@ -21,13 +21,6 @@ from fedstat.typing import Array, Floats
 
 Kind = TypeVar("Kind", bound=FitRows)
 SPREAD = control("whether more than a few rows weigh", 0, maskable=True)
-
-
-def own_part(
-    what: str, ndim: int = 1, behind: tuple[type, ...] = OPEN_ROWS, *, optional: bool = False
-) -> ArrayDeclaration:
-    """Declare an array of a site's own fit."""
-    return aggregate(f"site's own fit: {what}", ndim, behind=(*behind, OwnFit), optional=optional)
 
 
 def releases_of(objective: type[Objective]) -> dict[str, ArrayDeclaration]:

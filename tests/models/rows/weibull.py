@@ -7,7 +7,6 @@ predictors: x'b and the logarithm of sigma.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -15,46 +14,21 @@ import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, standardization
-from fedstat.federation.message import control
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, standardization
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.rows import summed
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodNewton, open_rows
-from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective
-from fedstat.models.rows.steps import own_part
+from fedstat.models.rows.objective import ClusterRequest, PredictorObjective
 from fedstat.models.run import Call, run_fit
 from fedstat.typing import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class WeibullRequest:
-    """Column of clusters."""
-
-    clusters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class WeibullRows(PredictorObjective):
     """One fit's times, their logarithms, events and weights."""
 
     family = "weibull"
-    request_type = WeibullRequest
-    requests = control("column of clusters", common=True)
     starts: ClassVar = {"response": summed("sums of weights, events and times", behind=OPEN_ROWS)}
-    own_fit: ClassVar = {
-        "beta": own_part("coefficients"),
-        "information": own_part("information", 2),
-        "columns": own_part("means and standard deviations of the columns", 2),
-    }
-    point: ClassVar = STANDARDIZED
-    what: ClassVar = {"score": "score", "information": "observed information", "loglik": "log-likelihood"}
-    meat = control("whether to sum products of scores, and whether by cluster")
-    unbounded = "no maximum"
-
-    opened: OpenRows
-    request: WeibullRequest
-    n: int
 
     @classmethod
     def begin(cls, data, state, request):
@@ -65,11 +39,6 @@ class WeibullRows(PredictorObjective):
         site = cls(opened, request, state.entities)
         w, d, t = (np.concatenate(parts) for parts in zip(*site.times(), strict=True))
         return site, {"response": np.array([w.sum(), w @ d, w @ t])}
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """Column of clusters."""
-        return self.request.clusters
 
     def times(self) -> Iterator[tuple[Floats, Floats, Floats]]:
         """Yield weights, events and times."""
@@ -146,5 +115,5 @@ class FederatedWeibull(HorizontalModel):
 
     def _estimate(self, attempt, cov_type, masked):
         session = self._open_session("weibull", masked)
-        newton = WeibullNewton(session, WeibullRequest())
+        newton = WeibullNewton(session, ClusterRequest())
         return attempt.run(newton.run(cov_type), session.masked_sites)
