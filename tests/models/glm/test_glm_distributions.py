@@ -156,7 +156,7 @@ def test_likelihood_ratio_is_at_the_maximum_over_the_dispersion(response, family
 def test_likelihood_ratio_of_null_data_is_not_negative():
     """At Pearson's dispersion the larger of two fits to gamma data has the lower likelihood in 3 to 10 %."""
     rng, statistics, at_pearson = np.random.default_rng(1), [], []
-    for _ in range(40):
+    for _ in range(20):
         frame = pd.DataFrame(
             {"y": rng.gamma(0.7, 1.0, 60), "x": rng.normal(size=60), "site": ["A", "B"] * 30}
         )
