@@ -10,6 +10,7 @@ the sum over event times of S2/S0 is X' diag(e) X, where e is the expected numbe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
@@ -136,81 +137,50 @@ class RiskTable:
 
 
 @njit(cache=True)
-def _risk_sets(order, leaving, start, stop, event, stratum, times, first, r, X):  # type: ignore[no-untyped-def]
-    T, p = len(times), X.shape[1]
-    S0, D0 = np.zeros(T), np.zeros(T)
-    S1, D1 = np.zeros((T, p)), np.zeros((T, p))
-    n, at, out = len(order), 0, 0
-    for s in range(len(first) - 1):
-        sum0 = 0.0
-        sum1 = np.zeros(p)
-        for t in range(first[s + 1] - 1, first[s] - 1, -1):
-            time = times[t]
-            while at < n and stratum[order[at]] == s and stop[order[at]] >= time:
-                i = order[at]
-                sum0 += r[i]
-                for j in range(p):
-                    sum1[j] += r[i] * X[i, j]
-                if event[i] and stop[i] == time:
-                    D0[t] += r[i]
-                    for j in range(p):
-                        D1[t, j] += r[i] * X[i, j]
-                at += 1
-            while out < len(leaving) and stratum[leaving[out]] == s and start[leaving[out]] >= time:
-                i = leaving[out]
-                # Rows that end before the first event time of the stratum were never added.
-                if stop[i] >= time:
-                    sum0 -= r[i]
-                    for j in range(p):
-                        sum1[j] -= r[i] * X[i, j]
-                out += 1
-            S0[t] = sum0
-            for j in range(p):
-                S1[t, j] = sum1[j]
-        while at < n and stratum[order[at]] == s:
-            at += 1
-        while out < len(leaving) and stratum[leaving[out]] == s:
-            out += 1
-    return S0, S1, D0, D1
-
-
-@njit(cache=True)
-def _tie_sums(S0, D0, deaths, efron):  # type: ignore[no-untyped-def]
-    """Sum over the events of each time: log phi, 1/phi, q/phi, 1/phi^2, q/phi^2, q^2/phi^2, q = l/d."""
-    out = np.zeros((len(S0), 6))
-    for t in range(len(S0)):
-        d = int(deaths[t])
-        if d == 0:
-            continue
-        if S0[t] <= 0.0 or (efron and S0[t] - (d - 1) / d * D0[t] <= 0.0):
-            # Rows that are no longer at risk had nearly all weight: the sum over the others has no digits.
-            out[t, 0] = np.inf
-            continue
-        if not efron or d == 1:
-            out[t, 0], out[t, 1], out[t, 3] = d * np.log(S0[t]), d / S0[t], d / S0[t] ** 2
-            continue
-        for k in range(d):
-            q = k / d
-            phi = S0[t] - q * D0[t]
-            out[t, 0] += np.log(phi)
-            out[t, 1] += 1.0 / phi
-            out[t, 2] += q / phi
-            out[t, 3] += 1.0 / phi**2
-            out[t, 4] += q / phi**2
-            out[t, 5] += q**2 / phi**2
-    return out
+def _add_by_time(rows, place, r, X, out):  # type: ignore[no-untyped-def]
+    """Add r and r x of some rows to the lines of `out` (T, 1 + p) at their places."""
+    for i in rows:
+        at = place[i]
+        out[at, 0] += r[i]
+        for j in range(X.shape[1]):
+            out[at, 1 + j] += r[i] * X[i, j]
 
 
 def risk_sums(table: RiskTable, X: Floats, r: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return S0 (T,), S1 (T, p) over the rows at risk at the event times, and D0, D1 over the events."""
-    rows = table.order, table.leaving, table.start, table.stop, table.event, table.stratum
-    found: tuple[Floats, Floats, Floats, Floats] = _risk_sets(*rows, table.times, table.first, r, X)
-    return found
+    S, D = np.zeros((2, len(table.times), X.shape[1] + 1))
+    last, X = table.until - 1, np.ascontiguousarray(X)
+    # Rows that are at risk at no event time have no part, not even one that is subtracted again.
+    at_risk = table.until > table.after
+    _add_by_time(table.order[at_risk[table.order]], last, r, X, S)
+    late = table.leaving[at_risk[table.leaving]]
+    late = late[table.after[late] > table.first[table.stratum[late]]]
+    if len(late):
+        _add_by_time(late, table.after - 1, -r, X, S)
+    _add_by_time(table.order[table.event[table.order]], last, r, X, D)
+    for low, high in pairwise(table.first):
+        np.cumsum(S[low:high][::-1], axis=0, out=S[low:high][::-1])
+    return S[:, 0].copy(), S[:, 1:].copy(), D[:, 0].copy(), D[:, 1:].copy()
 
 
 def tie_sums(S0: Floats, D0: Floats, deaths: Floats, mean_weight: Floats, ties: str) -> Floats:
-    """Return the sums of :func:`_tie_sums` over the events of each time, times their mean weight, (T, 6)."""
-    return np.asarray(_tie_sums(S0, D0, deaths, ties == "efron") * mean_weight[:, None])
+    """Sum over the events of each time, times their mean weight, with q = l/d: (T, 6).
+
+    The columns are log phi, 1/phi, q/phi, 1/phi^2, q/phi^2, q^2/phi^2.
+    """
+    d = deaths.astype(np.int64)
+    least = S0 - np.maximum(d - 1, 0) / np.maximum(d, 1) * D0 if ties == "efron" else S0
+    usable = (d > 0) & (S0 > 0.0) & (least > 0.0)
+    event = np.repeat(np.arange(len(d)), np.where(usable, d, 0))
+    phi, q = S0[event], np.zeros(len(event))
+    if ties == "efron":
+        q = (np.arange(len(event)) - np.searchsorted(event, event)) / d[event]
+        phi = phi - q * D0[event]
+    terms = np.log(phi), 1.0 / phi, q / phi, 1.0 / phi**2, q / phi**2, q**2 / phi**2
+    out = np.column_stack([np.bincount(event, term, len(d)) for term in terms]).astype(np.float64)
+    # Rows that are no longer at risk had nearly all weight: the sum over the others has no digits.
+    out[(d > 0) & ~usable, 0] = np.inf
+    return out * mean_weight[:, None]
 
 
 def between(S1: Floats, D1: Floats, sums: Floats, g: Floats | None = None) -> Floats:
@@ -246,7 +216,7 @@ class PartialLikelihood:
     S1, D1 : (T, p) array
         Sums of r x over the rows at risk, and over the events.
     sums : (T, 6) array
-        Sums over the events of each time, times their mean weight; see :func:`_tie_sums`.
+        Sums over the events of each time, times their mean weight; see :func:`tie_sums`.
     """
 
     table: RiskTable
@@ -382,7 +352,7 @@ class PartialLikelihood:
 # Concordance of a linear predictor with the order of the events.
 
 
-@njit(cache=True)
+@njit(cache=True, no_cpython_wrapper=True)
 def _add(tree, i, value):  # type: ignore[no-untyped-def]
     i += 1
     while i < len(tree):
@@ -390,7 +360,7 @@ def _add(tree, i, value):  # type: ignore[no-untyped-def]
         i += i & -i
 
 
-@njit(cache=True)
+@njit(cache=True, no_cpython_wrapper=True)
 def _upto(tree, i):  # type: ignore[no-untyped-def]
     total = 0.0
     while i > 0:
@@ -399,98 +369,72 @@ def _upto(tree, i):  # type: ignore[no-untyped-def]
     return total
 
 
+@njit(cache=True, no_cpython_wrapper=True)
+def _compare(tree, total, i, rank, sign, less_at, pairs):  # type: ignore[no-untyped-def]
+    """Add the weights in a tree to the pairs of row i: those of lower rank to column `less_at`."""
+    less = _upto(tree, rank)
+    equal = _upto(tree, rank + 1) - less
+    pairs[i, less_at] += sign * less
+    pairs[i, 1 - less_at] += sign * (total - less - equal)
+    pairs[i, 2] += sign * equal
+
+
 @njit(cache=True)
-def _concordance(order, leaving, start, stop, event, stratum, weight, rank, levels, pairs):  # type: ignore[no-untyped-def]
-    """Weighted pairs of each row with all comparable rows: pairs[i] = concordant, discordant, tied."""
-    n, at, out = len(order), 0, 0
-    tied_times = 0.0
+def _compare_with_later(stop, start, event, weight, rank, leaving, tree, pairs):  # type: ignore[no-untyped-def]
+    """Compare rows that have an event with rows at risk after it; return the pairs tied in time."""
+    n, at, out, total, tied_times = len(stop), 0, 0, 0.0, 0.0
     while at < n:
-        s, begin = stratum[order[at]], at
-        tree = np.zeros(levels + 1)
-        total = 0.0
-        while at < n and stratum[order[at]] == s:
-            time, end = stop[order[at]], at
-            while end < n and stratum[order[end]] == s and stop[order[end]] == time:
-                end += 1
-            died = 0.0
-            squares = 0.0
-            for k in range(at, end):
-                i = order[k]
-                if event[i]:
-                    died += weight[i]
-                    squares += weight[i] ** 2
-                else:  # censored at the time: still at risk
-                    _add(tree, rank[i], weight[i])
-                    total += weight[i]
-            tied_times += 0.5 * (died**2 - squares)
-            while out < len(leaving) and stratum[leaving[out]] == s and start[leaving[out]] >= time:
-                i = leaving[out]
-                if stop[i] > time:
-                    _add(tree, rank[i], -weight[i])
-                    total -= weight[i]
-                out += 1
-            for k in range(at, end):
-                i = order[k]
-                if event[i]:
-                    less = _upto(tree, rank[i])
-                    equal = _upto(tree, rank[i] + 1) - less
-                    pairs[i, 0] += less
-                    pairs[i, 1] += total - less - equal
-                    pairs[i, 2] += equal
-            for k in range(at, end):
-                i = order[k]
-                if event[i]:
-                    _add(tree, rank[i], weight[i])
-                    total += weight[i]
-            at = end
-        while out < len(leaving) and stratum[leaving[out]] == s:
+        time, end, died, squares = stop[at], at, 0.0, 0.0
+        while end < n and stop[end] == time:
+            if event[end]:
+                died += weight[end]
+                squares += weight[end] ** 2
+            else:  # censored at the time: still at risk
+                _add(tree, rank[end], weight[end])
+                total += weight[end]
+            end += 1
+        tied_times += 0.5 * (died**2 - squares)
+        while out < len(leaving) and start[leaving[out]] >= time:
+            i = leaving[out]
+            if stop[i] > time:
+                _add(tree, rank[i], -weight[i])
+                total -= weight[i]
             out += 1
-        # The other member of each pair: rows against the events before their stop and after their start.
-        events = np.zeros(levels + 1)
-        total = 0.0
-        k = at - 1
-        stack = np.empty(at - begin, dtype=np.int64)
-        for place in range(begin, at):
-            stack[place - begin] = order[place]
-        entries = stack[np.argsort(start[stack], kind="mergesort")]
-        entered = 0
-        while k >= begin:
-            time, end = stop[order[k]], k
-            while end >= begin and stop[order[end]] == time:
-                end -= 1
-            # What happened up to the start of a row is not compared with it.
-            while entered < len(entries) and start[entries[entered]] < time:
-                i = entries[entered]
-                if total > 0.0:
-                    less = _upto(events, rank[i])
-                    equal = _upto(events, rank[i] + 1) - less
-                    pairs[i, 0] -= total - less - equal
-                    pairs[i, 1] -= less
-                    pairs[i, 2] -= equal
-                entered += 1
-            for place in range(end + 1, k + 1):
-                i = order[place]
-                if event[i]:
-                    less = _upto(events, rank[i])
-                    equal = _upto(events, rank[i] + 1) - less
-                    pairs[i, 0] += total - less - equal
-                    pairs[i, 1] += less
-                    pairs[i, 2] += equal
-            for place in range(end + 1, k + 1):
-                i = order[place]
-                if event[i]:
-                    _add(events, rank[i], weight[i])
-                    total += weight[i]
-            for place in range(end + 1, k + 1):
-                i = order[place]
-                if not event[i]:
-                    less = _upto(events, rank[i])
-                    equal = _upto(events, rank[i] + 1) - less
-                    pairs[i, 0] += total - less - equal
-                    pairs[i, 1] += less
-                    pairs[i, 2] += equal
-            k = end
+        for i in range(at, end):
+            if event[i]:
+                _compare(tree, total, i, rank[i], 1.0, 0, pairs)
+        for i in range(at, end):
+            if event[i]:
+                _add(tree, rank[i], weight[i])
+                total += weight[i]
+        at = end
     return tied_times
+
+
+@njit(cache=True)
+def _compare_with_earlier(stop, start, event, weight, rank, entering, tree, pairs):  # type: ignore[no-untyped-def]
+    """Compare rows with events before their stop and after their start: the pairs' other members."""
+    k, entered, total = len(stop) - 1, 0, 0.0
+    while k >= 0:
+        time, end = stop[k], k
+        while end >= 0 and stop[end] == time:
+            end -= 1
+        # What happened up to the start of a row is not compared with it.
+        while entered < len(entering) and start[entering[entered]] < time:
+            i = entering[entered]
+            _compare(tree, total, i, rank[i], -1.0, 1, pairs)
+            entered += 1
+        for i in range(end + 1, k + 1):
+            if event[i]:
+                _compare(tree, total, i, rank[i], 1.0, 1, pairs)
+        for i in range(end + 1, k + 1):
+            if event[i]:
+                _add(tree, rank[i], weight[i])
+                total += weight[i]
+        for i in range(end + 1, k + 1):
+            if not event[i]:
+                _compare(tree, total, i, rank[i], 1.0, 1, pairs)
+        k = end
 
 
 def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
@@ -504,20 +448,16 @@ def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
     influences : (n, 2) array
         For each row, times its weight: concordant less discordant pairs, and comparable pairs.
     """
-    _, rank = np.unique(eta, return_inverse=True)
-    found = np.zeros((len(eta), 3))
-    tied = _concordance(
-        table.order,
-        table.leaving,
-        table.start,
-        table.stop,
-        table.event,
-        table.stratum,
-        table.weight,
-        rank.ravel(),
-        int(rank.max(initial=0)) + 1,
-        found,
-    )
+    found, tied = np.zeros((len(eta), 3)), 0.0
+    for rows in np.split(table.order, np.flatnonzero(np.diff(table.stratum[table.order])) + 1):
+        levels, rank = np.unique(eta[rows], return_inverse=True)
+        start, pairs = table.start[rows], np.zeros((len(rows), 3))
+        columns = table.stop[rows], start, table.event[rows], table.weight[rows], rank
+        entering = np.argsort(start, kind="stable")
+        leaving = entering[::-1].copy() if len(table.leaving) else entering[:0]
+        tied += _compare_with_later(*columns, leaving, np.zeros(len(levels) + 1), pairs)
+        _compare_with_earlier(*columns, entering, np.zeros(len(levels) + 1), pairs)
+        found[rows] = pairs
     w = table.weight
     if table.counts:  # pairs of the rows for which one row stands
         tied += float((w * (w - 1.0))[table.event].sum()) / 2.0

@@ -127,49 +127,41 @@ def _add_rows(sums: NDArray[np.uint64], A: NDArray[np.uint64], B: NDArray[np.uin
 Words = NDArray[np.uint64]
 
 
-@njit(cache=True)
 def encode_floats(values: Floats, first: float, words: Words) -> None:
     """Write the integers nearest to the values times a power of 2: (n,) into (limbs, n).
 
     `first` is the power by which the value is scaled so that the most significant word holds its integer
     part.
     """
-    limbs = len(words)
-    for i in range(len(values)):
-        scaled = abs(values[i]) * first
-        for limb in range(limbs - 1, 0, -1):
-            complete = np.floor(scaled)
-            words[limb, i] = np.uint64(complete)
-            scaled = (scaled - complete) * 18446744073709551616.0
-        words[0, i] = np.uint64(np.rint(scaled))
-        if values[i] < 0.0:
-            send = True
-            for limb in range(limbs):
-                words[limb, i] = ~words[limb, i] + np.uint64(send)
-                send = send and words[limb, i] == np.uint64(0)
+    scaled = np.abs(values) * first
+    for limb in words[:0:-1]:
+        complete = np.floor(scaled)
+        limb[:] = complete
+        scaled = (scaled - complete) * 2.0**64
+    words[0] = np.rint(scaled)
+    negative = values < 0.0
+    send = negative
+    for limb in words:
+        limb[:] = np.where(negative, ~limb + send, limb)
+        send = send & (limb == 0)
 
 
-@njit(cache=True)
 def add_words(total: Words, other: Words) -> None:
     """Add in place, modulo 2^64 per word, and carry: (limbs, n)."""
-    for i in range(total.shape[1]):
-        send = np.uint64(0)
-        for limb in range(len(total)):
-            word = total[limb, i] + other[limb, i]
-            over = word < other[limb, i]
-            word += send
-            send = np.uint64(over or word < send)
-            total[limb, i] = word
+    send = np.zeros(total.shape[1], dtype=np.uint64)
+    for limb, added in zip(total, other, strict=True):
+        limb += added
+        over = limb < added
+        limb += send
+        send = (over | (limb < send)).astype(np.uint64)
 
 
-@njit(cache=True)
 def subtract_words(total: Words, other: Words) -> None:
     """Subtract in place, modulo 2^64 per word, and borrow: (limbs, n)."""
-    for i in range(total.shape[1]):
-        borrow = np.uint64(0)
-        for limb in range(len(total)):
-            word, less = total[limb, i], other[limb, i]
-            under = word < less
-            word -= less
-            total[limb, i] = word - borrow
-            borrow = np.uint64(under or word < borrow)
+    borrow = np.zeros(total.shape[1], dtype=np.uint64)
+    for limb, less in zip(total, other, strict=True):
+        under = limb < less
+        limb -= less
+        over = limb < borrow
+        limb -= borrow
+        borrow = (under | over).astype(np.uint64)
