@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.row_products import invert
 from fedstat.typing import Floats, Ints
 
 
@@ -48,17 +49,34 @@ def product_rule(K: int, left: frozenset[int], right: frozenset[int]) -> Ints:
     return np.array(rule, dtype=np.int64)
 
 
+# Plain loops over scalars: a slice, a product of matrices or an assignment of arrays takes longer to compile
+# than ten loops.
+
+
 @njit(cache=True, nogil=True)
 def jet_product(X: Floats, Y: Floats, rule: Ints, out: Floats) -> None:
     """Write the product of two jets of matrices, (J, a, b) and (J, b, c), to `out` (J, a, c)."""
-    out[:] = 0.0
+    for o in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            for j in range(out.shape[2]):
+                out[o, i, j] = 0.0
     for r in range(len(rule)):
-        o, x, y = rule[r]
+        o, x, y = rule[r, 0], rule[r, 1], rule[r, 2]
         for i in range(X.shape[1]):
             for s in range(X.shape[2]):
                 factor = X[x, i, s]
                 for j in range(Y.shape[2]):
                     out[o, i, j] += factor * Y[y, s, j]
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _traced_product(A: Floats, B: Floats) -> float:
+    """Return the trace of A B."""
+    total = 0.0
+    for i in range(A.shape[0]):
+        for j in range(A.shape[0]):
+            total += A[i, j] * B[j, i]
+    return total
 
 
 @njit(cache=True, nogil=True)
@@ -69,29 +87,30 @@ def jet_inverse(F: Floats, rule: Ints, out: Floats, logdet: Floats) -> None:
     (log det F)_k = tr(F^-1 F_k).
     """
     a = F.shape[1]
-    out[0] = np.linalg.inv(F[0])
-    logdet[0] += np.log(np.linalg.det(F[0]))
-    total = np.zeros((a, a))
+    total = np.empty((a, a))
+    for i in range(a):
+        for j in range(a):
+            total[i, j] = F[0, i, j]
+    logdet[0] += invert(total, out[0])
     K = int((np.sqrt(8.0 * len(F) + 1.0) - 3.0) / 2.0 + 0.5)
     for r in range(1, len(rule)):
-        o, x, y = rule[r]
-        if x:
-            for i in range(a):
+        o, x, y = rule[r, 0], rule[r, 1], rule[r, 2]
+        for i in range(a):
+            for j in range(a):
+                total[i, j] = 0.0 if o != rule[r - 1, 0] else total[i, j]
                 for s in range(a):
-                    for j in range(a):
-                        total[i, j] += F[x, i, s] * out[y, s, j]
+                    total[i, j] += F[x, i, s] * out[y, s, j] if x else 0.0
         if r + 1 == len(rule) or rule[r + 1, 0] != o:
-            out[o] = 0.0
             for i in range(a):
-                for s in range(a):
-                    for j in range(a):
+                for j in range(a):
+                    out[o, i, j] = 0.0
+                    for s in range(a):
                         out[o, i, j] -= out[0, i, s] * total[s, j]
-            total[:] = 0.0
     for k in range(K):
-        logdet[1 + k] += np.sum(out[0] * F[1 + k].T)
+        logdet[1 + k] += _traced_product(out[0], F[1 + k])
         for m in range(k, K):
             at = 1 + K + k * K - k * (k - 1) // 2 + (m - k)
-            logdet[at] += np.sum(out[0] * F[at].T) + np.sum(out[1 + m] * F[1 + k].T)
+            logdet[at] += _traced_product(out[0], F[at]) + _traced_product(out[1 + m], F[1 + k])
 
 
 @njit(cache=True, nogil=True)
@@ -140,10 +159,34 @@ def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tup
     def rule(left: Collection[int], right: Collection[int]) -> Ints:
         return product_rule(K, frozenset(left), frozenset(right))
 
-    return _integrate(
-        S, T, wide, outer, groups, rule(before, own), rule(both, both), rule(own, both), rule(both, before),
-        rule(before, both),
+    J, q, w = len(T), T.shape[1], S.shape[2]
+    out, logdet, P = np.zeros((groups, J, w - q, w - q)), np.zeros(J), np.zeros((len(S), J, q, q))
+    A, F, inverse = np.zeros((3, J, q, q))
+    B, PB = np.zeros((2, J, q, w - q))
+    _integrate(
+        S, T, wide, outer, rule(before, own), rule(both, both), rule(own, both), rule(both, before),
+        rule(before, both), A, F, inverse, B, PB, np.zeros((J, w - q, q)), np.zeros((J, w - q, w - q)), out,
+        logdet, P,
     )  # fmt: skip
+    return out, logdet, P
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _split_products(S: Floats, wide: Ints, A: Floats, B: Floats, Bt: Floats, out: Floats) -> None:
+    """Write the blocks of the products of one cluster to A, B and its transpose; add the last to `out`."""
+    q, w = A.shape[1], S.shape[1]
+    for j in range(len(wide)):
+        at = wide[j]
+        for a in range(w):
+            for b in range(w):
+                if a < q and b < q:
+                    A[at, a, b] = S[j, a, b]
+                elif a < q:
+                    B[at, a, b - q] = S[j, a, b]
+                elif b < q:
+                    Bt[at, a - q, b] = S[j, a, b]
+                else:
+                    out[at, a - q, b - q] += S[j, a, b]
 
 
 @njit(cache=True, nogil=True)
@@ -152,33 +195,35 @@ def _integrate(
     T: Floats,
     wide: Ints,
     outer: Ints,
-    groups: int,
     rule_AT: Ints,
     rule_inverse: Ints,
     rule_TF: Ints,
     rule_PB: Ints,
     rule_BPB: Ints,
-) -> tuple[Floats, Floats, Floats]:
-    J, q, w = len(T), T.shape[1], S.shape[2]
-    out, logdet, P = np.zeros((groups, J, w - q, w - q)), np.zeros(J), np.zeros((len(S), J, q, q))
-    A, B, Bt = np.zeros((J, q, q)), np.zeros((J, q, w - q)), np.zeros((J, w - q, q))
-    F, inverse = np.zeros((J, q, q)), np.zeros((J, q, q))
-    PB, BPB = np.zeros((J, q, w - q)), np.zeros((J, w - q, w - q))
+    A: Floats,
+    F: Floats,
+    inverse: Floats,
+    B: Floats,
+    PB: Floats,
+    Bt: Floats,
+    BPB: Floats,
+    out: Floats,
+    logdet: Floats,
+    P: Floats,
+) -> None:
     for c in range(len(S)):
-        for j in range(len(wide)):
-            A[wide[j]] = S[c, j, :q, :q]
-            B[wide[j]] = S[c, j, :q, q:]
-            Bt[wide[j]] = S[c, j, q:, :q]
-            out[outer[c], wide[j]] += S[c, j, q:, q:]
+        _split_products(S[c], wide, A, B, Bt, out[outer[c]])
         jet_product(A, T, rule_AT, F)
-        for i in range(q):
+        for i in range(F.shape[1]):
             F[0, i, i] += 1.0
         jet_inverse(F, rule_inverse, inverse, logdet)
         jet_product(T, inverse, rule_TF, P[c])
         jet_product(P[c], B, rule_PB, PB)
         jet_product(Bt, PB, rule_BPB, BPB)
-        out[outer[c]] -= BPB
-    return out, logdet, P
+        for j in range(BPB.shape[0]):
+            for a in range(BPB.shape[1]):
+                for b in range(BPB.shape[2]):
+                    out[outer[c], j, a, b] -= BPB[j, a, b]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -189,7 +234,7 @@ LOGIT, LOG, NEGATIVE_BINOMIAL, GAMMA = 0, 1, 2, 3
 MOST_STEPS, SMALL_STEP = 100, 1e-11
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
 def _row(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float, float]:
     """Log-density l without constants; response less dl, which is the mean of a canonical link; -d2l; -d3l.
 
@@ -213,7 +258,7 @@ def _row(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, f
     return y * eta - max(eta, 0.0) - np.log1p(small), mu, v, v * (1.0 - 2.0 * mu)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
 def _row_by_shape(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float]:
     """Return the derivatives of l, dl and -d2l in the shape; see :func:`_row`."""
     if kind == NEGATIVE_BINOMIAL:
@@ -229,45 +274,74 @@ def _row_by_shape(kind: int, shape: float, y: float, eta: float) -> tuple[float,
     return -eta - ratio, ratio - 1.0, ratio
 
 
-@njit(cache=True, nogil=True)
-def _mode(
-    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, H: Floats, rows: Floats
-) -> float:
-    """Find the mode u (q,) of f(u) = sum w l(y, eta + A u) - u'u / 2, in place.
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _fill_rows(
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, begin: int, end: int,
+    rows: Floats,
+) -> float:  # fmt: skip
+    """Write density, mean and derivatives of rows at effects u to `rows` (n, 4); return their log-density."""
+    total = 0.0
+    for i in range(begin, end):
+        at = eta[i]
+        for s in range(len(u)):
+            at += A[i, s] * u[s]
+        rows[i, 0], rows[i, 1], rows[i, 2], rows[i, 3] = _row(kind, shape, y[i], at)
+        total += w[i] * rows[i, 0]
+    return total
 
-    It writes the negative Hessian there to H (q, q), and density, mean and derivatives to `rows` (m, 4).
-    Returns f(u).
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _mode(
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, begin: int, end: int,
+    H: Floats, inverse: Floats, rows: Floats, trial: Floats, move: Floats,
+) -> tuple[float, float]:  # fmt: skip
+    """Find the mode u (q,) of f(u) = sum w l(y, eta + A u) - u'u / 2 over the rows of a cluster, in place.
+
+    It writes the inverse of the negative Hessian there to `inverse` (q, q), and density, mean and derivatives
+    to `rows` (n, 4). Returns f(u) and log det of the negative Hessian. H, `trial` and `move` are room.
     """
-    m, q = A.shape
-    move, value = np.zeros(q), -np.inf
+    q, value, logdet = len(u), -np.inf, 0.0
+    for s in range(q):
+        move[s] = 0.0
     for step in range(MOST_STEPS):
         for _ in range(40):
-            trial = u + move
-            found = -0.5 * trial @ trial
-            for i in range(m):
-                rows[i] = _row(kind, shape, y[i], eta[i] + A[i] @ trial)
-                found += w[i] * rows[i, 0]
+            square = 0.0
+            for s in range(q):
+                trial[s] = u[s] + move[s]
+                square += trial[s] * trial[s]
+            found = -0.5 * square + _fill_rows(kind, shape, y, w, eta, A, trial, begin, end, rows)
             if found >= value - 1e-12 * (1.0 + abs(value)):
                 break
-            move *= 0.5
-        u[:] = trial
-        value = float(found)
-        score = -u.copy()
-        H[:] = np.eye(q)
-        for i in range(m):
-            score += w[i] * (y[i] - rows[i, 1]) * A[i]
+            for s in range(q):
+                move[s] *= 0.5
+        value, largest, last = found, 0.0, 0.0
+        for a in range(q):
+            u[a] = trial[a]
+            largest, last = max(largest, abs(u[a])), max(last, abs(move[a]))
+            for b in range(q):
+                H[a, b] = 1.0 if a == b else 0.0
+        for i in range(begin, end):
             for a in range(q):
                 for b in range(q):
                     H[a, b] += w[i] * rows[i, 2] * A[i, a] * A[i, b]
-        if step and np.abs(move).max() < SMALL_STEP * (1.0 + np.abs(u).max()):
+        logdet = invert(H, inverse)
+        if step and last < SMALL_STEP * (1.0 + largest):
             break
-        move[:] = np.linalg.solve(H, score)
-        if np.abs(move).max() < 1e-14:
+        for s in range(q):
+            trial[s] = -u[s]
+            for i in range(begin, end):
+                trial[s] += w[i] * (y[i] - rows[i, 1]) * A[i, s]
+        last = 0.0
+        for a in range(q):
+            move[a] = 0.0
+            for b in range(q):
+                move[a] += inverse[a, b] * trial[b]
+            last = max(last, abs(move[a]))
+        if last < 1e-14:
             break
-    return value
+    return value, logdet
 
 
-@njit(cache=True, nogil=True)
 def marginal_score(
     kind: int,
     shape: float,
@@ -318,89 +392,117 @@ def marginal_score(
     score_factor : (q, q) array
     score_shape : float
     """
-    p, q, C = X.shape[1], Z.shape[1], len(begin) - 1
-    llf, score, score_factor, score_shape = 0.0, np.zeros(p), np.zeros((q, q)), 0.0
-    shaped = kind in (NEGATIVE_BINOMIAL, GAMMA)
-    A = Z @ L
-    H = np.zeros((q, q))
-    for c in range(C):
-        part = slice(begin[c], begin[c + 1])
-        a, z, x, yc, wc, ec = A[part], Z[part], X[part], y[part], w[part], eta[part]
-        m, u = len(yc), modes[c]
-        rows = np.zeros((m, 4))
-        value = _mode(kind, shape, yc, wc, ec, a, u, H, rows)
-        inverse = np.linalg.inv(H)
-        ai = a @ inverse
-        if len(nodes) == 1:
-            llf += value - 0.5 * np.log(np.linalg.det(H))
-            v = np.zeros(q)
-            for i in range(m):
-                v += wc[i] * rows[i, 3] * (ai[i] @ a[i]) * ai[i]
-            for i in range(m):
-                r, g = wc[i] * (yc[i] - rows[i, 1]), wc[i] * rows[i, 2]
-                e = r - 0.5 * wc[i] * rows[i, 3] * (ai[i] @ a[i]) + 0.5 * g * (a[i] @ v)
-                means[begin[c] + i] = rows[i, 1]
-                for j in range(p):
-                    score[j] += e * x[i, j]
-                for s in range(q):
-                    for t in range(q):
-                        score_factor[s, t] += z[i, s] * (u[t] * e - g * ai[i, t] - 0.5 * r * v[t])
-                if shaped:
-                    by, slope, curve = _row_by_shape(kind, shape, yc[i], ec[i] + a[i] @ u)
-                    score_shape += wc[i] * (by - 0.5 * curve * (ai[i] @ a[i]) - 0.5 * slope * (a[i] @ v))
-            continue
-        # Several nodes of one effect.
-        spread, K = np.sqrt(inverse[0, 0]), len(nodes)
-        logs, mu = np.zeros(K), np.zeros((K, m))
+    n, p, q = len(X), X.shape[1], Z.shape[1]
+    A, score, score_factor = np.ascontiguousarray(Z @ L), np.zeros(p), np.zeros((q, q))
+    rows, products, mu = np.zeros((n, 4)), np.zeros((n, q + 1)), np.zeros((len(nodes), n))
+    H, inverse = np.zeros((2, q, q))
+    fixed = kind, shape, y, w, eta, A, X, Z, begin, modes, means, score, score_factor, rows, H, inverse
+    if len(nodes) == 1:
+        llf, by_shape = _laplace(*fixed, products, *np.zeros((3, q)))
+    else:
+        room = *np.zeros((2, len(nodes))), *np.zeros((2, q))
+        llf, by_shape = _several_nodes(*fixed, nodes, weights, mu, *room)
+    return llf, score, score_factor, by_shape
+
+
+@njit(cache=True, nogil=True)
+def _laplace(
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, X: Floats, Z: Floats, begin: Ints,
+    modes: Floats, means: Floats, score: Floats, score_factor: Floats, rows: Floats, H: Floats,
+    inverse: Floats, products: Floats, v: Floats, trial: Floats, move: Floats,
+) -> tuple[float, float]:  # fmt: skip
+    """Add the derivatives of Laplace's approximation; return its value and its derivative in the shape."""
+    q, llf, by_shape = A.shape[1], 0.0, 0.0
+    for c in range(len(begin) - 1):
+        u, first, end = modes[c], begin[c], begin[c + 1]
+        value, logdet = _mode(kind, shape, y, w, eta, A, u, first, end, H, inverse, rows, trial, move)
+        llf += value - 0.5 * logdet
+        for s in range(q):
+            v[s] = 0.0
+        for i in range(first, end):
+            # Row i of A times the inverse, and its product with row i.
+            products[i, q] = 0.0
+            for s in range(q):
+                products[i, s] = 0.0
+                for t in range(q):
+                    products[i, s] += A[i, t] * inverse[t, s]
+                products[i, q] += products[i, s] * A[i, s]
+            for s in range(q):
+                v[s] += w[i] * rows[i, 3] * products[i, q] * products[i, s]
+        for i in range(first, end):
+            along, at = 0.0, eta[i]
+            for s in range(q):
+                along += A[i, s] * v[s]
+                at += A[i, s] * u[s]
+            r, g = w[i] * (y[i] - rows[i, 1]), w[i] * rows[i, 2]
+            e = r - 0.5 * w[i] * rows[i, 3] * products[i, q] + 0.5 * g * along
+            means[i] = rows[i, 1]
+            for j in range(X.shape[1]):
+                score[j] += e * X[i, j]
+            for s in range(q):
+                for t in range(q):
+                    score_factor[s, t] += Z[i, s] * (u[t] * e - g * products[i, t] - 0.5 * r * v[t])
+            if kind >= NEGATIVE_BINOMIAL:
+                by, slope, curve = _row_by_shape(kind, shape, y[i], at)
+                by_shape += w[i] * (by - 0.5 * curve * products[i, q] - 0.5 * slope * along)
+    return llf, by_shape
+
+
+@njit(cache=True, nogil=True)
+def _several_nodes(
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, X: Floats, Z: Floats, begin: Ints,
+    modes: Floats, means: Floats, score: Floats, score_factor: Floats, rows: Floats, H: Floats,
+    inverse: Floats, nodes: Floats, weights: Floats, mu: Floats, share: Floats, at: Floats, trial: Floats,
+    move: Floats,
+) -> tuple[float, float]:  # fmt: skip
+    """Add the derivatives of quadrature for one effect; return its value and its derivative in the shape."""
+    K, llf, by_shape = len(nodes), 0.0, 0.0
+    for c in range(len(begin) - 1):
+        u, first, end = modes[c], begin[c], begin[c + 1]
+        _mode(kind, shape, y, w, eta, A, u, first, end, H, inverse, rows, trial, move)
+        spread, top, total = np.sqrt(inverse[0, 0]), -np.inf, 0.0
         for k in range(K):
-            at = u[0] + spread * nodes[k]
-            logs[k] = np.log(weights[k]) + 0.5 * nodes[k] ** 2 - 0.5 * at**2
-            for i in range(m):
-                log, mu[k, i], _, _ = _row(kind, shape, yc[i], ec[i] + a[i, 0] * at)
-                logs[k] += wc[i] * log
-        top = logs.max()
-        share = np.exp(logs - top)
-        total = share.sum()
-        share /= total
+            at[k] = u[0] + spread * nodes[k]
+            share[k] = np.log(weights[k]) + 0.5 * nodes[k] ** 2 - 0.5 * at[k] ** 2
+            for i in range(first, end):
+                log, mu[k, i], _, _ = _row(kind, shape, y[i], eta[i] + A[i, 0] * at[k])
+                share[k] += w[i] * log
+            top = max(top, share[k])
+        for k in range(K):
+            share[k] = np.exp(share[k] - top)
+            total += share[k]
         llf += np.log(spread) + top + np.log(total) - 0.5 * np.log(2.0 * np.pi)
         D = E = 0.0  # mean slope of f at the nodes, and its mean product with them
         for k in range(K):
-            at = u[0] + spread * nodes[k]
-            slope = -at
-            for i in range(m):
-                slope += wc[i] * (yc[i] - mu[k, i]) * a[i, 0]
+            share[k] /= total
+            slope = -at[k]
+            for i in range(first, end):
+                slope += w[i] * (y[i] - mu[k, i]) * A[i, 0]
             D += share[k] * slope
             E += share[k] * slope * nodes[k]
-        third = outer = 0.0
-        for i in range(m):
-            third += wc[i] * rows[i, 3] * a[i, 0] ** 3
+        third = 0.0
+        for i in range(first, end):
+            third += w[i] * rows[i, 3] * A[i, 0] ** 3
         # d log s = -(s^2 / 2) d kappa; the mode moves kappa by its third derivative.
         by_kappa = -0.5 * spread**2 * (1.0 + spread * E)
-        by_mode = D + by_kappa * third
-        for i in range(m):
+        by_mode = (D + by_kappa * third) * inverse[0, 0]
+        for i in range(first, end):
             r, mean = 0.0, 0.0
             for k in range(K):
                 mean += share[k] * mu[k, i]
-                r += share[k] * (yc[i] - mu[k, i]) * (u[0] + spread * nodes[k])
-            g = wc[i] * rows[i, 2] * a[i, 0]
-            fixed = by_kappa * wc[i] * rows[i, 3] * a[i, 0] ** 2 - by_mode * inverse[0, 0] * g
-            e = wc[i] * (yc[i] - mean) + fixed
-            means[begin[c] + i] = mean
-            for j in range(p):
-                score[j] += e * x[i, j]
-            outer += z[i, 0] * (
-                wc[i] * r
-                + fixed * u[0]
-                + 2.0 * by_kappa * g
-                + by_mode * inverse[0, 0] * wc[i] * (yc[i] - rows[i, 1])
-            )
-        score_factor[0, 0] += outer
-        if shaped:
-            for i in range(m):
-                _, slope, curve = _row_by_shape(kind, shape, yc[i], ec[i] + a[i, 0] * u[0])
-                moved = by_kappa * curve * a[i, 0] ** 2 + by_mode * inverse[0, 0] * slope * a[i, 0]
+                r += share[k] * (y[i] - mu[k, i]) * at[k]
+            g = w[i] * rows[i, 2] * A[i, 0]
+            fixed = by_kappa * w[i] * rows[i, 3] * A[i, 0] ** 2 - by_mode * g
+            e = w[i] * (y[i] - mean) + fixed
+            means[i] = mean
+            for j in range(X.shape[1]):
+                score[j] += e * X[i, j]
+            moved = w[i] * r + fixed * u[0] + 2.0 * by_kappa * g + by_mode * w[i] * (y[i] - rows[i, 1])
+            score_factor[0, 0] += Z[i, 0] * moved
+            if kind >= NEGATIVE_BINOMIAL:
+                _, slope, curve = _row_by_shape(kind, shape, y[i], eta[i] + A[i, 0] * u[0])
+                by_shape += w[i] * (by_kappa * curve * A[i, 0] ** 2 + by_mode * slope * A[i, 0])
                 for k in range(K):
-                    at = u[0] + spread * nodes[k]
-                    moved += share[k] * _row_by_shape(kind, shape, yc[i], ec[i] + a[i, 0] * at)[0]
-                score_shape += wc[i] * moved
-    return llf, score, score_factor, score_shape
+                    by = _row_by_shape(kind, shape, y[i], eta[i] + A[i, 0] * at[k])
+                    by_shape += w[i] * share[k] * by[0]
+    return llf, by_shape

@@ -28,6 +28,36 @@ def row_dots(X: Floats, b: Floats) -> Floats:
     return out
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def invert(A: Floats, V: Floats) -> float:
+    """Write the inverse of A (q, q), which is overwritten, to V; return log det A, nan if it is negative.
+
+    Small matrices of which a compiled loop needs many; the largest entry of a column is its pivot.
+    """
+    q, logdet, sign = len(A), 0.0, 1.0
+    for a in range(q):
+        for b in range(q):
+            V[a, b] = 1.0 if a == b else 0.0
+    for a in range(q):
+        top = a
+        for c in range(a + 1, q):
+            top = c if abs(A[c, a]) > abs(A[top, a]) else top
+        pivot = A[top, a]
+        logdet += np.log(abs(pivot))
+        sign *= -1.0 if (pivot < 0.0) != (top != a) else 1.0
+        for b in range(q):
+            A[a, b], A[top, b] = A[top, b], A[a, b]
+            V[a, b], V[top, b] = V[top, b], V[a, b]
+            A[a, b] /= pivot
+            V[a, b] /= pivot
+        for c in range(q):
+            by = 0.0 if c == a else A[c, a]
+            for b in range(q):
+                A[c, b] -= by * A[a, b]
+                V[c, b] -= by * V[a, b]
+    return logdet if sign > 0.0 else np.nan
+
+
 @njit(cache=True, nogil=True)
 def add_at(out: Floats, at: Ints, x: Floats) -> None:
     """Add x to ``out[at]``: (n,), (m,) distinct positions, (m,)."""
