@@ -65,9 +65,10 @@ def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
     Values that do not fit become 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; the sum
     is NaN or infinite if an element is.
     """
-    X = as_kernel_array(X, np.float64)
-    out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
-    _encode_rows(X, 2.0**f, out, squares)
+    scaled = np.rint(X * 2.0**f)
+    squares = np.einsum("ij,ij->j", scaled, scaled)
+    # Beyond this the conversion is undefined; the sum of squares reports it to the caller.
+    out = np.where(np.abs(scaled) < 2.0**62, scaled, 0.0).astype(np.int64)
     return out, squares
 
 
@@ -98,16 +99,6 @@ def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
 
 def _words(block: Ints) -> NDArray[np.uint64]:
     return as_kernel_array(as_kernel_array(block, np.int64).view(np.uint64), np.uint64)
-
-
-@njit(cache=True, nogil=True)
-def _encode_rows(X: Floats, scale: float, out: Ints, squares: Floats) -> None:
-    for i in range(X.shape[0]):
-        for j in range(X.shape[1]):
-            x = np.rint(X[i, j] * scale)
-            squares[j] += x * x
-            # Beyond this the conversion is undefined; the sum of squares reports it to the caller.
-            out[i, j] = np.int64(x) if abs(x) < 2.0**62 else 0
 
 
 @njit(cache=True, nogil=True)
