@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from fedstat.kernels.exponentials import exponentials, log_one_plus
-from fedstat.kernels.glm.loops import REORDER
+from fedstat.kernels.glm.loops import REORDER, as_kernel_array
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -94,13 +94,17 @@ def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a:
         g[at + k] += s
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
 def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
     """Activations of all layers, concatenated, from columns X (p, rows): (sum of widths, rows)."""
-    rows = X.shape[1]
-    A = np.empty((widths.sum(), rows))
-    A[: widths[0]] = X
-    last = len(widths) - 2
+    A = np.empty((int(widths.sum()), X.shape[1]))
+    A[: len(X)] = X
+    _forward(as_kernel_array(theta), as_kernel_array(widths, np.int64), A)
+    return A
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _forward(theta: Floats, widths: Ints, A: Floats) -> None:
+    rows, last = A.shape[1], len(widths) - 2
     for start in range(0, rows, BLOCK):
         end = min(start + BLOCK, rows)
         at, base = 0, 0
@@ -109,16 +113,15 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
             biases = at + a * b
             for r in range(b):
                 out = A[base + a + r, start:end]
-                out[:] = theta[biases + r]
+                for i in range(len(out)):
+                    out[i] = theta[biases + r]
                 add_products(out, theta, at + r * a, 1, A, base, start, a)
                 if layer < last:
                     for i in range(len(out)):
                         out[i] = max(out[i], 0.0)
             at, base = biases + b, base + a
-    return A
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
 def gradient(
     theta: Floats, widths: Ints, A: Floats, D: Floats, columns: bool = True
 ) -> tuple[Floats, Floats]:
@@ -126,12 +129,22 @@ def gradient(
 
     A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
     """
+    g, of_columns = np.zeros(theta.shape), np.empty((int(widths[0]) if columns else 0, A.shape[1]))
+    known = as_kernel_array(theta), as_kernel_array(widths, np.int64), as_kernel_array(A), as_kernel_array(D)
+    _gradient(*known, g, of_columns)
+    return g, of_columns
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _gradient(theta: Floats, widths: Ints, A: Floats, D: Floats, g: Floats, of_columns: Floats) -> None:
     rows = A.shape[1]
-    g, of_columns = np.zeros_like(theta), np.empty((widths[0] if columns else 0, rows))
     for start in range(0, rows, BLOCK):
-        end = min(start + BLOCK, rows)
+        m = min(start + BLOCK, rows) - start
         at, base = len(theta), A.shape[0]
-        above = D[:, start:end].copy()
+        above = np.empty((D.shape[0], m))
+        for r in range(D.shape[0]):
+            for i in range(m):
+                above[r, i] = D[r, start + i]
         for layer in range(len(widths) - 2, -1, -1):
             a, b = widths[layer], widths[layer + 1]
             base -= b
@@ -145,20 +158,22 @@ def gradient(
                     s += d[i]
                 g[biases + r] += s
                 add_sums(g, at + r * a, d, A, below, start, a)
-            if layer == 0 and not columns:
+            if layer == 0 and len(of_columns) == 0:
                 break
-            E = np.zeros((a, end - start))
+            E = np.empty((a, m))
             for c in range(a):
                 e = E[c]
+                for i in range(len(e)):
+                    e[i] = 0.0
                 add_products(e, theta, at + c, a, above, 0, 0, b)
                 if layer > 0:
-                    x = A[below + c, start:end]
+                    x = A[below + c, start : start + m]
                     for i in range(len(e)):
                         e[i] = 0.0 if x[i] <= 0.0 else e[i]
             above = E
-        if columns:
-            of_columns[:, start:end] = above
-    return g, of_columns
+        for c in range(len(of_columns)):
+            for i in range(m):
+                of_columns[c, start + i] = above[c, i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -235,14 +250,17 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Half the squared errors of y (rows,), and their derivatives by F (1, rows)."""
-    D = F - y
-    return 0.5 * D[0] ** 2, D
+    rows = len(y)
+    loss, D = np.empty(rows), np.empty((1, rows))
+    for i in range(rows):
+        D[0, i] = F[0, i] - y[i]
+        loss[i] = 0.5 * D[0, i] ** 2
+    return loss, D
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def _linear_heads_loss(
     theta: Floats,
-    widths: Ints,
     R: Floats,
     members: Bools,
     sizes: Ints,
@@ -252,10 +270,11 @@ def _linear_heads_loss(
     own: Floats,
     y: Floats,
     flip: Floats,
-) -> tuple[float, Floats, Floats]:
-    """Do the same for heads without hidden layers: scores of a set are means of those of its networks."""
-    (networks, d, b), C = R.shape, widths[1]
-    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    of_heads: Floats,
+    back: Floats,
+) -> float:
+    """Add the losses of heads without hidden layers: scores of a set are means of those of its networks."""
+    (networks, d, b), C, total = R.shape, theta.shape[1] // (R.shape[1] + 1), 0.0
     used = np.empty(networks, dtype=np.bool_)
     for start in range(0, b, BLOCK):
         m = min(start + BLOCK, b) - start
@@ -263,25 +282,30 @@ def _linear_heads_loss(
         S, of_S = np.empty((networks, C, m)), np.empty((networks, C, m))
         F, w = np.empty((C, m)), np.empty(m)
         for h in range(len(theta)):
-            used[:] = False
-            for t in range(len(head)):
-                if head[t] == h:
-                    used |= members[t]
             for k in range(networks):
+                used[k] = False
+                for t in range(len(head)):
+                    used[k] |= head[t] == h and members[t, k]
                 if used[k]:
-                    S[k], of_S[k] = 0.0, 0.0
                     for c in range(C):
-                        add_products(S[k, c], theta[h], c * d, 1, R[k], 0, start, d)
+                        s, of_s = S[k, c], of_S[k, c]
+                        for i in range(m):
+                            s[i], of_s[i] = 0.0, 0.0
+                        add_products(s, theta[h], c * d, 1, R[k], 0, start, d)
             for t in range(len(head)):
                 if head[t] != h:
                     continue
+                counts = False
                 for i in range(m):
                     w[i] = weights[code[start + i], t] * own[start + i]
-                if not w.any():
+                    counts |= w[i] != 0.0
+                if not counts:
                     continue
-                for c in range(C):
-                    F[c] = theta[h, C * d + c]
                 share = 1.0 / sizes[t]
+                for c in range(C):
+                    f = F[c]
+                    for i in range(m):
+                        f[i] = theta[h, C * d + c]
                 for k in range(networks):
                     if members[t, k]:
                         for c in range(C):
@@ -310,10 +334,9 @@ def _linear_heads_loss(
                         add_sums(of_heads[h], c * d, of_S[k, c], R[k], 0, start, d)
                     for j in range(d):
                         add_products(back[k, j, start : start + m], theta[h], j, d, of_S[k], 0, 0, C)
-    return total, of_heads, back
+    return total
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
 def heads_loss(
     theta: Floats,
     widths: Ints,
@@ -334,47 +357,34 @@ def heads_loss(
     T) times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes if a head has two
     outputs or more; `flip` as in :func:`log_loss`.
     """
+    of_heads, back, total = np.zeros(theta.shape), np.zeros(R.shape), 0.0
+    y, flip = as_kernel_array(y), as_kernel_array(flip)
     if len(widths) == 2:
-        return _linear_heads_loss(theta, widths, R, members, sizes, head, weights, code, own, y, flip)
-    networks, d, b = R.shape
-    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
-    # Loops over rows and columns take half as long to compile as expressions of arrays.
-    for start in range(0, b, BLOCK):
-        end = min(start + BLOCK, b)
-        for t in range(len(head)):
-            w = np.empty(end - start)
-            for i in range(len(w)):
-                w[i] = weights[code[start + i], t] * own[start + i]
-            if not w.any():
-                continue
-            M = np.zeros((d, end - start))
-            for k in range(networks):
-                if members[t, k]:
-                    for j in range(d):
-                        for i in range(end - start):
-                            M[j, i] += R[k, j, start + i]
-            for j in range(d):
-                for i in range(end - start):
-                    M[j, i] /= sizes[t]
-            A = forward(theta[head[t]], widths, M)
-            F = A[len(A) - widths[-1] :]
-            loss, D = log_loss(F, y[start:end], flip) if len(F) > 1 else squared_loss(F, y[start:end])
-            for i in range(len(w)):
-                total += w[i] * loss[i]
-            for c in range(len(D)):
-                for i in range(len(w)):
-                    D[c, i] *= w[i]
-            g, of_mean = gradient(theta[head[t]], widths, A, D)
-            for j in range(len(g)):
-                of_heads[head[t], j] += g[j]
-            for j in range(d):
-                for i in range(end - start):
-                    of_mean[j, i] /= sizes[t]
-            for k in range(networks):
-                if members[t, k]:
-                    for j in range(d):
-                        for i in range(end - start):
-                            back[k, j, start + i] += of_mean[j, i]
+        total = _linear_heads_loss(
+            as_kernel_array(theta),
+            as_kernel_array(R),
+            as_kernel_array(members, np.bool_),
+            as_kernel_array(sizes, np.int64),
+            as_kernel_array(head, np.int64),
+            as_kernel_array(weights),
+            as_kernel_array(code, np.int64),
+            as_kernel_array(own),
+            y,
+            flip,
+            of_heads,
+            back,
+        )
+        return total, of_heads, back
+    for t, h in enumerate(head):
+        w = weights[code, t] * own
+        if w.any():
+            A = forward(theta[h], widths, R[members[t]].sum(axis=0) / sizes[t])
+            F = A[-widths[-1] :].copy()
+            loss, D = log_loss(F, y, flip) if len(F) > 1 else squared_loss(F, y)
+            g, of_mean = gradient(theta[h], widths, A, D * w)
+            total += float((w * loss).sum())
+            of_heads[h] += g
+            back[members[t]] += of_mean / sizes[t]
     return total, of_heads, back
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.split_networks import adam_step, count_parameters, draw_parameters, forward, gradient
 from fedstat.typing import Floats, Ints
 
@@ -98,7 +97,7 @@ class Networks:
 
     def activate(self, i: int, X: Floats) -> Floats:
         """Activations of one network on columns (p, rows), all layers concatenated."""
-        return forward(as_kernel_array(self.theta[i]), self.widths, as_kernel_array(X))
+        return forward(self.theta[i], self.widths, X)
 
     def output(self, A: Floats) -> Floats:
         """Last layer of activations, (d, rows)."""
@@ -117,9 +116,7 @@ class Networks:
 
     def back(self, i: int, A: Floats, D: Floats) -> Floats:
         """Differentiate a loss by the parameters of one network; see the kernel."""
-        return gradient(
-            as_kernel_array(self.theta[i]), self.widths, as_kernel_array(A), as_kernel_array(D), False
-        )[0]
+        return gradient(self.theta[i], self.widths, A, D, False)[0]
 
 
 def diverged(site: str, what: str, networks: Networks) -> str:
@@ -134,6 +131,6 @@ def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:
     """Return the outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
     if theta.ndim != 2 or theta.shape[1] != count_parameters(widths) or X.shape[1] != widths[0]:
         raise MessageError("a network of other widths than its parameters or columns")
-    columns, of = as_kernel_array(X.T), np.array(widths, dtype=np.int64)
-    parts = [forward(one, of, columns)[-widths[-1] :].T for one in as_kernel_array(theta)]
+    of = np.array(widths, dtype=np.int64)
+    parts = [forward(one, of, X.T)[-widths[-1] :].T for one in theta]
     return np.ascontiguousarray(np.stack(parts, axis=1))

@@ -27,7 +27,6 @@ from fedstat.federation.message import (
     presence,
     schema,
 )
-from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.split_networks import count_parameters, heads_loss
 from fedstat.models.laser.networks import ADAM, Networks, diverged, flip_matrix, of_scores
 from fedstat.models.laser.request import FAMILY, NetworksRequest, OutcomeReply, OutcomeRequest
@@ -219,14 +218,10 @@ def run_heads(batch: Batch, outcome: OutcomeState, heads: Networks) -> tuple[flo
     own = np.full(len(y), 1.0 / len(y))
     if outcome.weights is not None:
         own *= outcome.weights[y.astype(np.int64)]
-    # In writable arrays, so that there is one compiled loop for all.
-    R = np.array(batch.outputs.transpose(0, 2, 1), order="C")
-    members, weights = np.array(batch.members), np.array(batch.weights)
-    sizes, head, code = np.array(batch.sizes), np.array(batch.head), np.array(batch.code)
     flip = np.empty((0, 0)) if outcome.flip is None else outcome.flip
-    total, of_heads, back = heads_loss(
-        as_kernel_array(heads.theta), heads.widths, R, members, sizes, head, weights, code, own, y, flip
-    )
+    sets = batch.members, batch.sizes, batch.head, batch.weights, batch.code
+    R = batch.outputs.transpose(0, 2, 1)
+    total, of_heads, back = heads_loss(heads.theta, heads.widths, R, *sets, own, y, flip)
     return total, back.transpose(0, 2, 1), of_heads
 
 
