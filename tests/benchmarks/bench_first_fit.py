@@ -1,7 +1,7 @@
 """CPU seconds of the first fit of a family, in a new process with nothing compiled.
 
-``python tests/benchmarks/bench_first_fit.py`` writes ``results/first_fit.md``; with names of cases, it prints these
-and the compiled functions.
+``python tests/benchmarks/bench_first_fit.py`` writes ``results/first_fit.md``; with names of cases, it prints
+these and the compiled functions.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ CASES = {
     ),
     "VerticalGLM": (
         lambda fs: blocks(fs, 0.0),
-        lambda fs, f, p: fs.VerticalGLM.from_formula("event ~ . - y", p, family=f.Binomial()).fit(n_lambdas=8),
+        lambda fs, f, p: fs.VerticalGLM.from_formula("event ~ . - y", p, family=f.Binomial()).fit(
+            n_lambdas=8
+        ),
     ),
     "LASER": (blocks, lambda fs, f, p: fs.LASER.from_formula("event ~ . - y", p).fit(epochs=5)),
     "synthesis": (columns, lambda fs, f, p: fs.CopulaSynthesizer(p, 50.0, BOUNDS).fit().sample(100)),
@@ -109,7 +111,7 @@ CASES = {
         ).fit(select=None, n_init=1),
     ),
 }
-"""Partition and fit of each case; a fit receives the package, the families of statsmodels and the partition."""
+"""Partition and fit of each case; a fit receives the package, statsmodels' families and the partition."""
 
 
 def listen():
@@ -162,14 +164,14 @@ def run(case):
 
 
 def main(names):
-    lines = ["| | imports and data | first fit | second fit | compiled | of them |", "|---|---|---|---|---|---|"]
+    lines = ["| | imports and data | first fit | second fit | compiling | functions |", "|" + "---|" * 6]
     for case in names or CASES:
         found = run(case)
         seconds = {name: sum(times) for name, times in found["compiled"].items()}
         most = sorted(seconds, key=seconds.get, reverse=True)
         lines.append(
             f"| {case} | {found['imports']:.1f} | {found['first']:.1f} | {found['second']:.2f} | "
-            f"{sum(seconds.values()):.1f} | {sum(map(len, found['compiled'].values()))} functions |"
+            f"{sum(seconds.values()):.1f} | {sum(map(len, found['compiled'].values()))} |"
         )
         print(lines[-1], flush=True)
         if names:
