@@ -7,17 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstat.datasets.simulation import (
-    SLOPES,
-    Mechanism,
-    MissingnessModel,
-    Population,
-    SimulatedData,
-    alternating_loadings,
-    assemble,
-    factor_correlation,
-    require_argument,
-)
+from fedstat.datasets import simulation
 
 
 def make_blocks(
@@ -26,14 +16,14 @@ def make_blocks(
     missing: Sequence[float] = (0.2, 0.4, 0.5),
     *,
     seed: int | np.random.Generator = 0,
-    mechanism: Mechanism = "mcar",
+    mechanism: simulation.Mechanism = "mcar",
     rho: float = 0.3,
     between: float = 0.0,
     r2: float = 0.5,
     mean: float = 0.0,
     intercept: float = 1.0,
     response_with_block: bool = False,
-) -> SimulatedData:
+) -> simulation.SimulatedData:
     """Simulate a linear regression whose covariates are spread over sites "A", "B", "C", ...
 
     The covariates ``A1``, ``A2``, ``B1``, ... are normal with variance 1. The response ``y`` is known for
@@ -88,24 +78,26 @@ def make_blocks(
     X = population.draw_covariates(n, rng)
     y = population.draw_response(X, rng)
     counts = tuple(round(n * (1 - share)) for share in missing)
-    require_argument(min(counts) > 0, f"make_blocks: a site would have no record among {n} entities.")
-    presence = MissingnessModel(counts, leader=0, slope=SLOPES[mechanism])
+    simulation.require_argument(
+        min(counts) > 0, f"make_blocks: a site would have no record among {n} entities."
+    )
+    presence = simulation.MissingnessModel(counts, leader=0, slope=simulation.SLOPES[mechanism])
     seen = presence.draw(population.standardize(y), X[:, 0] - mean, rng)
-    return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
+    return simulation.assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
 
 
 def _block_population(
     p: Sequence[int], rho: float, between: float, r2: float, mean: float, intercept: float
-) -> Population:
+) -> simulation.Population:
     sites = tuple(string.ascii_uppercase[: len(p)])
     owner = np.repeat(np.arange(len(p)), p)
-    loadings = np.concatenate([alternating_loadings(size, rho) for size in p])
-    return Population(
+    loadings = np.concatenate([simulation.alternating_loadings(size, rho) for size in p])
+    return simulation.Population(
         sites=sites,
         variables=tuple(f"{c}{j}" for c, size in zip(sites, p, strict=True) for j in range(1, size + 1)),
         owner=owner,
         loadings=loadings,
-        factor_correlation=factor_correlation(owner, loadings, between),
+        factor_correlation=simulation.factor_correlation(owner, loadings, between),
         # signs and sizes that repeat, so that the truth depends on nothing but p
         beta=np.resize([1.0, -0.5, 0.8, -0.3, 0.6], owner.size),
         r2=r2,
@@ -125,12 +117,12 @@ def _check_blocks(
         f"one share in [0, 1) each, received missing = {tuple(missing)} for {len(p)} sites": (
             len(missing) == len(p) and all(0 <= share < 1 for share in missing)
         ),
-        f"mechanism to be 'mcar' or 'mar', received {mechanism!r}": mechanism in SLOPES,
+        f"mechanism to be 'mcar' or 'mar', received {mechanism!r}": mechanism in simulation.SLOPES,
         f"r2 in (0, 1), received {r2}": 0 < r2 < 1,
     }
     for expected, holds in checks.items():
-        require_argument(holds, f"make_blocks: expected {expected}.")
-    require_argument(
+        simulation.require_argument(holds, f"make_blocks: expected {expected}.")
+    simulation.require_argument(
         not (response_with_block and missing[0]),
         "make_blocks: site 'A' holds the response, which every entity has; set missing[0] = 0.",
     )

@@ -13,20 +13,8 @@ from scipy.special import expit, ndtri
 from scipy.stats import poisson
 
 from fedstat import data
+from fedstat.datasets import simulation
 from fedstat.datasets.selection import SimulatedSelection
-from fedstat.datasets.simulation import (
-    NORMAL_GRID,
-    SLOPES,
-    Mechanism,
-    MissingnessModel,
-    Population,
-    SimulatedData,
-    alternating_loadings,
-    assemble,
-    factor_correlation,
-    numbered_entities,
-    require_argument,
-)
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -54,10 +42,10 @@ def make_sme(
     n: int = SME_ENTERPRISES,
     seed: int | np.random.Generator = 0,
     *,
-    missing: Mechanism = "mcar",
+    missing: simulation.Mechanism = "mcar",
     skew: bool = False,
     between: float = 0.0,
-) -> SimulatedData:
+) -> simulation.SimulatedData:
     """Simulate the enterprise profit study of TWFL, section 5.
 
     Five sites hold 35 standardized covariates (mean 0, standard deviation 1 in the population),
@@ -108,21 +96,22 @@ def make_sme(
     >>> len(data.frames), len(data.truth), data.response
     (6, 35, 'NPGR')
     """
-    require_argument(n >= 200, f"make_sme: expected n of at least 200 enterprises, received {n}.")
-    require_argument(
-        missing in SLOPES, f"make_sme: expected missing to be 'mcar' or 'mar', received {missing!r}."
+    simulation.require_argument(n >= 200, f"make_sme: expected n of at least 200 enterprises, received {n}.")
+    simulation.require_argument(
+        missing in simulation.SLOPES,
+        f"make_sme: expected missing to be 'mcar' or 'mar', received {missing!r}.",
     )
     rng = np.random.default_rng(seed)
     population = _sme_population(skew, between)
     X = population.draw_covariates(n, rng)
     y = population.draw_response(X, rng)
-    seen = _sme_presence(n, SLOPES[missing]).draw_with_complete(
+    seen = _sme_presence(n, simulation.SLOPES[missing]).draw_with_complete(
         round(n * SME_COMPLETE / SME_ENTERPRISES),
         population.standardize(y),
         X[:, population.variables.index("CAPITAL")],
         rng,
     )
-    return assemble(population, X, y, seen, "enterprise_id", "NPGR", SME_RESPONSE_HOLDER)
+    return simulation.assemble(population, X, y, seen, "enterprise_id", "NPGR", SME_RESPONSE_HOLDER)
 
 
 def load_sme() -> dict[str, pd.DataFrame]:
@@ -196,26 +185,28 @@ def write_sme_sample(folder: str | Path) -> list[Path]:
     return [folder / _file_name(site) for site in frames]
 
 
-def _sme_population(skew: bool, between: float) -> Population:
+def _sme_population(skew: bool, between: float) -> simulation.Population:
     published = load_sme_published()
     sites = tuple(SME_MISSING)
     owner = published["client"].map(sites.index).to_numpy(np.int64)
-    loadings = np.concatenate([alternating_loadings(int(size), SME_RHO) for size in np.bincount(owner)])
-    return Population(
+    loadings = np.concatenate(
+        [simulation.alternating_loadings(int(size), SME_RHO) for size in np.bincount(owner)]
+    )
+    return simulation.Population(
         sites=sites,
         variables=tuple(published.index),
         owner=owner,
         loadings=loadings,
-        factor_correlation=factor_correlation(owner, loadings, between),
+        factor_correlation=simulation.factor_correlation(owner, loadings, between),
         beta=published["cc_vfem_coef"].to_numpy(np.float64),
         r2=SME_R2,
         skew=skew,
     )
 
 
-def _sme_presence(n: int, slope: float) -> MissingnessModel:
+def _sme_presence(n: int, slope: float) -> simulation.MissingnessModel:
     counts = tuple(round(n * (1 - share)) for share in SME_MISSING.values())
-    return MissingnessModel(
+    return simulation.MissingnessModel(
         counts, leader=list(SME_MISSING).index("Industry and Commerce Bureau"), slope=slope
     )
 
@@ -282,7 +273,7 @@ def make_sme_risk(
     n: int = SME_RISK_ENTERPRISES,
     seed: int | np.random.Generator = 0,
     *,
-    missing: Mechanism = "mar",
+    missing: simulation.Mechanism = "mar",
 ) -> SimulatedSelection:
     """Simulate the enterprise risk study of TFLW, section 6: 71,827 enterprises, five sites.
 
@@ -326,35 +317,38 @@ def make_sme_risk(
     >>> {client: len(frame) for client, frame in data.frames.items()}["Credit Agency"]
     553
     """
-    require_argument(n >= 1_000, f"make_sme_risk: expected n of at least 1,000 enterprises, received {n}.")
-    require_argument(
-        missing in SLOPES, f"make_sme_risk: expected missing to be 'mcar' or 'mar', received {missing!r}."
+    simulation.require_argument(
+        n >= 1_000, f"make_sme_risk: expected n of at least 1,000 enterprises, received {n}."
+    )
+    simulation.require_argument(
+        missing in simulation.SLOPES,
+        f"make_sme_risk: expected missing to be 'mcar' or 'mar', received {missing!r}.",
     )
     rng = np.random.default_rng(seed)
     population, kinds = _population(), _kinds()
     scores = population.draw_covariates(n, rng)
     X = np.column_stack([MARGINS[kind](z) for kind, z in zip(kinds, scores.T, strict=True)])
-    columns = [MARGINS[kind](NORMAL_GRID) for kind in kinds]
+    columns = [MARGINS[kind](simulation.NORMAL_GRID) for kind in kinds]
     coef = population.beta / np.array([column.std() for column in columns])
     intercept = _intercept(population.explained()) - float(coef @ [column.mean() for column in columns])
     y = (rng.uniform(size=n) < expit(intercept + X @ coef)).astype(np.float64)
     lead = scores[:, population.variables.index(SME_RISK_COLUMNS[LEADER][0] + "1")]
-    seen = _draw_presence(n, y, lead, SLOPES[missing], rng)
+    seen = _draw_presence(n, y, lead, simulation.SLOPES[missing], rng)
     return _lay_out(population, kinds, X, y, coef, intercept, seen)
 
 
-def _population() -> Population:
+def _population() -> simulation.Population:
     """Law of the scores, and effects per standard deviation."""
     sizes = [size for _, size in SME_RISK_COLUMNS.values()]
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    loadings = np.concatenate([alternating_loadings(size, WITHIN) for size in sizes])
+    loadings = np.concatenate([simulation.alternating_loadings(size, WITHIN) for size in sizes])
     beta = [EFFECT * (-1.0) ** (j + 1) if j < size // 2 else 0.0 for size in sizes for j in range(size)]
-    return Population(
+    return simulation.Population(
         sites=tuple(SME_RISK_COLUMNS),
         variables=tuple(f"{name}{j + 1}" for name, size in SME_RISK_COLUMNS.values() for j in range(size)),
         owner=owner,
         loadings=loadings,
-        factor_correlation=factor_correlation(owner, loadings, BETWEEN),
+        factor_correlation=simulation.factor_correlation(owner, loadings, BETWEEN),
         beta=np.array(beta),
         r2=0.5,
     )
@@ -367,14 +361,14 @@ def _kinds() -> list[str]:
 
 def _intercept(variance: float) -> float:
     """Intercept at which the share of risks is `RISKY`, were the log odds normal."""
-    draws = math.sqrt(variance) * NORMAL_GRID
+    draws = math.sqrt(variance) * simulation.NORMAL_GRID
     return float(brentq(lambda at: expit(at + draws).mean() - RISKY, -20.0, 20.0))
 
 
 def _draw_presence(n: int, y: Floats, lead: Floats, slope: float, rng: np.random.Generator) -> Array:
     """Draw who has a record of whom, (n, 5): the first site of everybody."""
     others = {site: share for site, share in SME_RISK_MISSING.items() if share > 0.0}
-    distribution = MissingnessModel(
+    distribution = simulation.MissingnessModel(
         tuple(round(n * (1 - share)) for share in others.values()), list(others).index(LEADER), slope
     )
     complete = round(n * SME_RISK_COMPLETE / SME_RISK_ENTERPRISES)
@@ -384,7 +378,7 @@ def _draw_presence(n: int, y: Floats, lead: Floats, slope: float, rng: np.random
 
 
 def _lay_out(
-    population: Population,
+    population: simulation.Population,
     kinds: list[str],
     X: Floats,
     y: Floats,
@@ -394,7 +388,7 @@ def _lay_out(
 ) -> SimulatedSelection:
     """Cut what was drawn into tables of sites."""
     names = pd.Index(population.variables, name="variable")
-    complete = numbered_entities(X, names, y, "enterprise_id", "RISK")
+    complete = simulation.numbered_entities(X, names, y, "enterprise_id", "RISK")
     frames = {
         site: complete.loc[
             seen[:, k],

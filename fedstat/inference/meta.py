@@ -11,17 +11,9 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError
+from fedstat.inference import meta_analysis
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import FEW_SITES
-from fedstat.inference.meta_analysis import (
-    CHOICES,
-    RandomEffectsFit,
-    RandomEffectsOptions,
-    combine_sites,
-    dersimonian_laird,
-    tau2_interval,
-    weighted_mean,
-)
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import WIDTH, Note, Report
 from fedstat.inference.tables import Sheet, number
@@ -84,7 +76,7 @@ class MetaResults(Report):
     std_errors: pd.Series
     common: float
     common_se: float
-    fit: RandomEffectsFit
+    fit: meta_analysis.RandomEffectsFit
     tau2: float
     tau2_low: float
     tau2_high: float
@@ -220,7 +212,7 @@ class MetaResults(Report):
                 "There is no evidence that effects differ between sites. This does not show that they are "
                 "equal: see the interval of I2.",
             )
-        moments = dersimonian_laird(self.estimates.to_numpy(), self.std_errors.to_numpy() ** 2)
+        moments = meta_analysis.dersimonian_laird(self.estimates.to_numpy(), self.std_errors.to_numpy() ** 2)
         if (moments > 0.0) != (self.tau2 > 0.0):
             yield Note(
                 "two_estimators",
@@ -321,8 +313,8 @@ def meta(
     """
     check_alpha(alpha, "meta")
     for what, given in (("method", method), ("test", test), ("prediction", prediction)):
-        if given not in CHOICES[what]:
-            listed = ", ".join(map(repr, CHOICES[what]))
+        if given not in meta_analysis.CHOICES[what]:
+            listed = ", ".join(map(repr, meta_analysis.CHOICES[what]))
             raise ModelError(f"meta: expected {what} to be one of {listed}, received {given!r}")
     b, se = _series(estimates, "estimates"), _series(errors, "errors")
     if not b.index.equals(se.index):
@@ -341,9 +333,11 @@ def meta(
             f"{', '.join(map(repr, wrong[:5]))}"
         )
     values, variances = b.to_numpy(), se.to_numpy() ** 2
-    fit = combine_sites(values, variances, alpha, RandomEffectsOptions(method, test, prediction))
-    mean, variance, _ = (float(part) for part in weighted_mean(values, variances, 0.0))
-    spread = np.array([fit.tau2, *tau2_interval(values, variances, alpha)])
+    fit = meta_analysis.combine_sites(
+        values, variances, alpha, meta_analysis.RandomEffectsOptions(method, test, prediction)
+    )
+    mean, variance, _ = (float(part) for part in meta_analysis.weighted_mean(values, variances, 0.0))
+    spread = np.array([fit.tau2, *meta_analysis.tau2_interval(values, variances, alpha)])
     w = 1.0 / variances
     typical = (len(w) - 1) * w.sum() / (w.sum() ** 2 - w @ w)
     shares = spread / (spread + typical)

@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import pandas as pd
 
-from fedstat.federation.audit.event_log import (
-    COORDINATOR,
-    TEXT,
-    AbsentSite,
-    Entry,
-    SiteLedger,
-    refusal_entry,
-    reply_entries,
-    request_entries,
-)
+from fedstat.federation.audit import event_log
 from fedstat.federation.message import ArrayKind, Reply, Request, Step
 
 if TYPE_CHECKING:
     from fedstat.federation.audit.receipt import Receipt
 
 LEDGER_COLUMNS = tuple(
-    part.name for part in fields(Entry) if part.init and part.name not in ("family", "rule")
+    part.name for part in fields(event_log.Entry) if part.init and part.name not in ("family", "rule")
 )
 """Columns of a ledger that is shown."""
 
@@ -38,26 +29,26 @@ class CoordinatorLog:
     """
 
     def __init__(self) -> None:
-        self._passed: list[Entry] = []
+        self._passed: list[event_log.Entry] = []
         self._requests: Counter[str] = Counter()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     @property
-    def passed(self) -> tuple[Entry, ...]:
+    def passed(self) -> tuple[event_log.Entry, ...]:
         """All entries so far."""
         return tuple(self._passed)
 
-    def enter(self, request: Request, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
+    def enter(self, request: Request, step: Step | None, outcome: Reply | Exception) -> list[event_log.Entry]:
         """Add a request, and its reply or refusal; a step that is not installed has no entry."""
         self._requests[request.site] += 1
         number = self._requests[request.site]
-        entries = [] if step is None else request_entries(request, step, number)
+        entries = [] if step is None else event_log.request_entries(request, step, number)
         if isinstance(outcome, Exception):
-            entries.append(refusal_entry(request, outcome, number))
+            entries.append(event_log.refusal_entry(request, outcome, number))
         elif step is not None:
-            entries += reply_entries(request, step, outcome, number)
+            entries += event_log.reply_entries(request, step, outcome, number)
         self._passed += entries
         return entries
 
@@ -102,18 +93,18 @@ class Ledger:
     """
 
     at: str | None = None
-    events: list[tuple[int, Entry]] = field(default_factory=list)
+    events: list[tuple[int, event_log.Entry]] = field(default_factory=list)
     rounds: int = 0
     log: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
-    absent: tuple[AbsentSite, ...] = field(default=(), repr=False, compare=False)
+    absent: tuple[event_log.AbsentSite, ...] = field(default=(), repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return replace(self, events=list(self.events))
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[event_log.Entry]:
         """All entries, numbered by the rounds of this ledger."""
         return [entry.in_round(number) for number, entry in self.events]
 
@@ -128,9 +119,9 @@ class Ledger:
         """Start a round trip between sites."""
         self.rounds += 1
 
-    def enter(self, entries: Iterable[Entry]) -> None:
+    def enter(self, entries: Iterable[event_log.Entry]) -> None:
         """Enter what passed in the present round, texts after arrays."""
-        ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
+        ordered = sorted(entries, key=lambda entry: entry.array == event_log.TEXT)
         self.events += [(self.rounds, entry) for entry in ordered]
 
     def _goes_on_in(self, later: Ledger) -> Ledger:
@@ -165,8 +156,8 @@ class Ledger:
         """
         frame = self.to_frame()
         if self.at is not None:
-            frame["sender"] = frame["sender"].replace(COORDINATOR, self.at)
-            frame["receiver"] = frame["receiver"].replace(COORDINATOR, self.at)
+            frame["sender"] = frame["sender"].replace(event_log.COORDINATOR, self.at)
+            frame["receiver"] = frame["receiver"].replace(event_log.COORDINATOR, self.at)
         keys = ["sender", "receiver", "step", "array", "kind", "what", "masked"]
         grouped = frame.groupby(keys, sort=False, observed=True)
         table = grouped.agg(
@@ -182,12 +173,14 @@ class Ledger:
         order = get_args(ArrayKind)
         seen: dict[str, set[str]] = {}
         for _, entry in self.events:
-            sender = self.at if entry.sender == COORDINATOR and self.at is not None else entry.sender
+            sender = (
+                self.at if entry.sender == event_log.COORDINATOR and self.at is not None else entry.sender
+            )
             seen.setdefault(sender, set()).add(entry.kind)
         return {site: tuple(k for k in order if k in kinds) for site, kinds in seen.items()}
 
 
-def released_by(log: SiteLedger, leaving_out: str) -> Ledger:
+def released_by(log: event_log.SiteLedger, leaving_out: str) -> Ledger:
     """Ledger of all that left a site, one round per answer, without what one family released."""
     ledger, last = Ledger(), None
     for chain, entry in log.events:

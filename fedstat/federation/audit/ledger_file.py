@@ -19,21 +19,13 @@ import numpy as np
 
 from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.audit import event_log
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge
 from fedstat.federation.audit.checkpoints import (
     SignedCheckpoint,
     digest_with_line,
     first_ledger_digest,
     utc_text,
-)
-from fedstat.federation.audit.event_log import (
-    PlanDecision,
-    PlanProposal,
-    SessionChain,
-    SiteLedger,
-    Subject,
-    canonical_json,
-    read_site_entry,
 )
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.files import (
@@ -63,7 +55,7 @@ SIGNATURE_FIELD = b'"signed":{'
 """Occurs in a line only as the name of its signature: within a text its quotes are escaped."""
 
 
-SUBJECT_TEXTS = tuple(one.name for one in fields(Subject) if one.name != "columns")
+SUBJECT_TEXTS = tuple(one.name for one in fields(event_log.Subject) if one.name != "columns")
 LINES: Mapping[str, Mapping[str, type]] = {
     "entry": {"ordinal": int, "entry": list, "mark": str},
     "formula": {"of": int, "columns": list, **dict.fromkeys(SUBJECT_TEXTS, str)},
@@ -106,17 +98,17 @@ class LedgerReading:
     site: str
     keys: PublicIdentity
     secret: bytes
-    site_ledger: SiteLedger = field(init=False)
+    site_ledger: event_log.SiteLedger = field(init=False)
     digest: bytes = field(init=False)
     lines: int = 0
     lost: tuple[int, ...] = ()
     answered: str = ""
     rows: int = 0
     heads: dict[int, SignedCheckpoint] = field(default_factory=dict)
-    _chains: dict[int, SessionChain] = field(default_factory=dict)
+    _chains: dict[int, event_log.SessionChain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.site_ledger, self.digest = SiteLedger(self.secret), first_ledger_digest(self.keys)
+        self.site_ledger, self.digest = event_log.SiteLedger(self.secret), first_ledger_digest(self.keys)
 
     @property
     def head(self) -> SignedCheckpoint:
@@ -127,7 +119,10 @@ class LedgerReading:
         """Read one line; some error is raised if it is not part of a ledger."""
         line = json.loads(text)
         signed, head = line.pop("signed", None), None
-        self.digest, self.lines = digest_with_line(self.digest, canonical_json(line)), self.lines + 1
+        self.digest, self.lines = (
+            digest_with_line(self.digest, event_log.canonical_json(line)),
+            self.lines + 1,
+        )
         kind = next(kind for kind in LINES if kind in line)
         if kind == "entry":
             head = line.pop("head", None)
@@ -147,12 +142,12 @@ class LedgerReading:
         match kind:
             case "entry":
                 chain = self._chains[line["ordinal"]]
-                chain.restore(read_site_entry(line["entry"]), line["mark"])
+                chain.restore(event_log.read_site_entry(line["entry"]), line["mark"])
                 if head not in (None, chain.head):
                     raise ValueError("head")
             case "formula":
                 chain = self._chains[line.pop("of")]
-                chain.restore_subject(from_plain(Subject, line, LEDGER_FILENAME, SecurityError))
+                chain.restore_subject(from_plain(event_log.Subject, line, LEDGER_FILENAME, SecurityError))
             case "session":
                 chain = self._chains[line["ordinal"]] = site_ledger.open(
                     self.site, self.keys, line["session"]
@@ -169,9 +164,9 @@ class LedgerReading:
             case "refused":
                 site_ledger.refusals[line["client"]] = line["refused"]
             case "proposed":
-                site_ledger.propose(from_plain(PlanProposal, line, LEDGER_FILENAME, SecurityError))
+                site_ledger.propose(from_plain(event_log.PlanProposal, line, LEDGER_FILENAME, SecurityError))
             case "verdict":
-                site_ledger.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
+                site_ledger.decide(from_plain(event_log.PlanDecision, line, LEDGER_FILENAME, SecurityError))
             case "charged":
                 if not RHO_PATTERN.fullmatch(line["rho"]):
                     raise ValueError("charged")
@@ -364,12 +359,12 @@ class LedgerFile:
         self._check_untouched()
         untouched, digest = self.stamp() == self._left, self._digest
         for line in lines:
-            digest = digest_with_line(digest, canonical_json(line))
+            digest = digest_with_line(digest, event_log.canonical_json(line))
         # A clock that was set back does not make a head older than the one before.
         now = max(time.time_ns(), self.head.time + 1 if self._lines else 0)
         head = SignedCheckpoint(self._lines + len(lines), digest.hex(), now, self.lost).sign(self._identity)
         signed = {**lines[-1], "signed": {"time": now, "signature": head.signature}}
-        content = "".join(canonical_json(line) + "\n" for line in [*lines[:-1], signed]).encode()
+        content = "".join(event_log.canonical_json(line) + "\n" for line in [*lines[:-1], signed]).encode()
         try:
             if self._file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -434,7 +429,7 @@ def open_ledger(
     identity: Identity,
     fits: HistoryCheck | None = None,
     patience: float = LOCK_TIMEOUT,
-) -> SiteLedger:
+) -> event_log.SiteLedger:
     """Open a site's ledger, and continue it.
 
     EngineError if another process runs the site. SecurityError if the ledger is incomplete, was written under
@@ -469,7 +464,7 @@ def open_ledger_file(
     return store, reading
 
 
-def read_ledger(folder: str | Path, site: str, keys: PublicIdentity) -> SiteLedger:
+def read_ledger(folder: str | Path, site: str, keys: PublicIdentity) -> event_log.SiteLedger:
     """Read a site's ledger, and check it against its chains, its signatures and its head.
 
     SecurityError where it is absent or cut, or a line is not what was written under these keys.

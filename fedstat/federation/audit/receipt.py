@@ -19,27 +19,9 @@ import pandas as pd
 
 from fedstat.codec import Minimum, from_plain, to_plain
 from fedstat.errors import ReceiptError
+from fedstat.federation.audit import event_log, release_counts
 from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.audit.checkpoints import SignedCheckpoint, utc_text
-from fedstat.federation.audit.event_log import (
-    CHARGED_FIELD,
-    LINK_FIELDS,
-    REFUSAL,
-    AbsentSite,
-    Entry,
-    NumbersReleased,
-    SiteEntry,
-    canonical_json,
-    read_entry,
-    read_site_entry,
-)
-from fedstat.federation.audit.release_counts import (
-    Exposure,
-    SiteReleaseCounts,
-    compare_site_counts,
-    exposure_table,
-    exposure_warning,
-)
 from fedstat.federation.crypto.keys import PublicIdentity
 
 RECEIPT_FORMAT = "fedstat receipt 1"
@@ -93,7 +75,7 @@ class SiteStatement:
     columns: Natural
     entities: Natural
     other_sessions: Natural
-    entries: tuple[SiteEntry, ...]
+    entries: tuple[event_log.SiteEntry, ...]
     signature: str = ""
     site_ledger: SignedCheckpoint | None = None
     vectors: Natural = 0
@@ -103,13 +85,13 @@ class SiteStatement:
     as_of: str = ""
 
     @property
-    def counts(self) -> SiteReleaseCounts:
+    def counts(self) -> release_counts.SiteReleaseCounts:
         """Numbers that left and came in, against values in play."""
-        tally = NumbersReleased()
+        tally = event_log.NumbersReleased()
         for entry in self.entries:
             tally.add(entry)
         earlier = self.earlier, self.earlier_received
-        return SiteReleaseCounts(
+        return release_counts.SiteReleaseCounts(
             self.site, tally.released, tally.received, *earlier, self.columns, self.entities
         )
 
@@ -124,15 +106,15 @@ class SiteStatement:
 
     def to_json(self, signed: str = "") -> str:
         """Write it as canonical JSON; `signed` is the canonical form of :meth:`signed`, if it is known."""
-        signed = signed or canonical_json(self.signed())
-        signature = canonical_json(self.signature)
+        signed = signed or event_log.canonical_json(self.signed())
+        signature = event_log.canonical_json(self.signature)
         return f'{{"entries":{_rows(self.entries)},"signature":{signature},"signed":{signed}}}'
 
     @classmethod
     def from_dict(cls, content: Any, where: str) -> SiteStatement:
         """Rebuild what :meth:`to_json` wrote; ReceiptError where it is no such thing."""
         try:
-            entries = tuple(map(read_site_entry, content["entries"]))
+            entries = tuple(map(event_log.read_site_entry, content["entries"]))
             plain = {
                 **STATEMENT_DEFAULTS,
                 **content["signed"],
@@ -183,14 +165,14 @@ class Receipt:
 
     session: str
     at: str | None
-    passed: tuple[Entry, ...]
+    passed: tuple[event_log.Entry, ...]
     statements: Mapping[str, SiteStatement]
-    absent: tuple[AbsentSite, ...] = ()
+    absent: tuple[event_log.AbsentSite, ...] = ()
 
     @property
-    def lines(self) -> list[Exposure]:
+    def lines(self) -> list[release_counts.Exposure]:
         """Numbers that left against values in play; see :mod:`fedstat.federation.audit.release_counts`."""
-        return compare_site_counts([one.counts for one in self.statements.values()], self.at)
+        return release_counts.compare_site_counts([one.counts for one in self.statements.values()], self.at)
 
     @property
     def released(self) -> pd.DataFrame:
@@ -204,12 +186,12 @@ class Receipt:
             columns in play), ``ratio``, ``bits a value`` (53 for each number that leaves exactly),
             ``verdict``.
         """
-        return exposure_table(self.lines)
+        return release_counts.exposure_table(self.lines)
 
     @property
     def alarm(self) -> str:
         """Return one sentence if a site released as many numbers as unknowns in this session; else empty."""
-        return exposure_warning(self.lines)
+        return release_counts.exposure_warning(self.lines)
 
     @property
     def losses(self) -> list[str]:
@@ -232,12 +214,14 @@ class Receipt:
 
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces, one final newline."""
-        statements = (f"{canonical_json(k)}:{one.to_json()}" for k, one in sorted(self.statements.items()))
-        absent = f'"absent":{canonical_json(to_plain(self.absent))},' if self.absent else ""
+        statements = (
+            f"{event_log.canonical_json(k)}:{one.to_json()}" for k, one in sorted(self.statements.items())
+        )
+        absent = f'"absent":{event_log.canonical_json(to_plain(self.absent))},' if self.absent else ""
         return (
-            f'{{{absent}"at":{canonical_json(self.at)},"fields":{canonical_json(LINK_FIELDS)},'
+            f'{{{absent}"at":{event_log.canonical_json(self.at)},"fields":{event_log.canonical_json(event_log.LINK_FIELDS)},'
             f'"format":"{RECEIPT_FORMAT}","passed":{_rows(self.passed)},'
-            f'"session":{canonical_json(self.session)},"statements":{{{",".join(statements)}}}}}\n'
+            f'"session":{event_log.canonical_json(self.session)},"statements":{{{",".join(statements)}}}}}\n'
         )
 
     @classmethod
@@ -256,7 +240,7 @@ class Receipt:
             head["absent"] = plain.get("absent", [])
             receipt = replace(
                 from_plain(cls, head, where, ReceiptError),
-                passed=tuple(map(read_entry, plain["passed"])),
+                passed=tuple(map(event_log.read_entry, plain["passed"])),
                 statements={
                     site: SiteStatement.from_dict(one, where) for site, one in plain["statements"].items()
                 },
@@ -286,7 +270,7 @@ class Receipt:
             for site, reported in self.statements.items()
             for one in reported.entries
         ]
-        return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED_FIELD])
+        return pd.DataFrame(rows, columns=["site", *event_log.LINK_FIELDS, event_log.CHARGED_FIELD])
 
     def sites(self) -> pd.DataFrame:
         """One row per site: entries, refusals, place of the session, head, version, fingerprint.
@@ -298,7 +282,8 @@ class Receipt:
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
                 "refusals": [
-                    sum(entry.kind == REFUSAL for entry in one.entries) for one in self.statements.values()
+                    sum(entry.kind == event_log.REFUSAL for entry in one.entries)
+                    for one in self.statements.values()
                 ],
                 "session no.": [one.ordinal for one in self.statements.values()],
                 "head": [one.head[:16] for one in self.statements.values()],
@@ -326,12 +311,14 @@ class Receipt:
         return f"{head}{tables}<p>{escape(' '.join(reported))}</p>"
 
 
-def _rows(entries: Sequence[Entry]) -> str:
+def _rows(entries: Sequence[event_log.Entry]) -> str:
     return f"[{','.join([entry.text for entry in entries])}]"
 
 
-def coordinator_digest(at: str | None, passed: Sequence[Entry], absent: Sequence[AbsentSite] = ()) -> str:
+def coordinator_digest(
+    at: str | None, passed: Sequence[event_log.Entry], absent: Sequence[event_log.AbsentSite] = ()
+) -> str:
     """SHA-256 of the coordinator's ledger."""
-    lost = f'"absent":{canonical_json(to_plain(tuple(absent)))},' if absent else ""
-    content = f'{{{lost}"at":{canonical_json(at)},"passed":{_rows(passed)}}}'
+    lost = f'"absent":{event_log.canonical_json(to_plain(tuple(absent)))},' if absent else ""
+    content = f'{{{lost}"at":{event_log.canonical_json(at)},"passed":{_rows(passed)}}}'
     return hashlib.sha256(content.encode()).hexdigest()

@@ -10,16 +10,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from fedstat.errors import ReceiptError
-from fedstat.federation.audit.event_log import (
-    COORDINATOR,
-    SIGNED_FIELDS,
-    TEXT,
-    Entry,
-    SiteEntry,
-    canonical_json,
-    extended_digest,
-    genesis_digest,
-)
+from fedstat.federation.audit import event_log
 from fedstat.federation.audit.receipt import Receipt, SiteStatement, coordinator_digest
 from fedstat.federation.audit.release_counts import counts_as_equation
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -143,7 +134,7 @@ def _problems(receipt: Receipt, keys: Mapping[str, str]) -> list[str]:
         problems += _statement_problems(receipt.session, site, statement, keys[site], digest)
         carried = [entry for entry in receipt.passed if site in (entry.sender, entry.receiver)]
         problems += [f"{site}: {what}" for what in _differences(carried, statement.entries)]
-    known = {COORDINATOR, *receipt.statements}
+    known = {event_log.COORDINATOR, *receipt.statements}
     if any({entry.sender, entry.receiver} - known for entry in receipt.passed):
         problems.append("the coordinator's ledger has entries of a site without a statement")
     return problems
@@ -166,11 +157,11 @@ def _statement_problems(
         problems.append("the head of the site's ledger does not have its signature")
     if statement.coordinator != digest:
         problems.append("the site signed another ledger of the coordinator than the one in the receipt")
-    first = genesis_digest(
+    first = event_log.genesis_digest(
         statement.site, statement.keys, statement.session, statement.ordinal, statement.previous
     )
     for entry in statement.entries:
-        first = extended_digest(first, entry)
+        first = event_log.extended_digest(first, entry)
     if first.hex() != statement.head:
         problems.append("the chain is broken: an entry was changed, removed, added, moved or cut off")
     return [f"{site}: {problem}" for problem in [*problems, *_entry_problems(statement)]]
@@ -183,7 +174,7 @@ def _is_signed(statement: SiteStatement) -> bool:
         return False
     # other digits for the same bytes would be another text of the same receipt
     return signature.hex() == statement.signature and statement.keys.has_signed(
-        canonical_json(statement.signed()).encode(), signature
+        event_log.canonical_json(statement.signed()).encode(), signature
     )
 
 
@@ -201,15 +192,15 @@ def _entry_problems(statement: SiteStatement) -> list[str]:
     return problems
 
 
-def _is_possible(entry: SiteEntry, site: str) -> bool:
-    outward = (entry.sender, entry.receiver) == (site, COORDINATOR)
-    if not outward and (entry.sender, entry.receiver) != (COORDINATOR, site):
+def _is_possible(entry: event_log.SiteEntry, site: str) -> bool:
+    outward = (entry.sender, entry.receiver) == (site, event_log.COORDINATOR)
+    if not outward and (entry.sender, entry.receiver) != (event_log.COORDINATOR, site):
         return False
-    most = math.prod(entry.shape) if entry.shape or entry.array != TEXT else 0
+    most = math.prod(entry.shape) if entry.shape or entry.array != event_log.TEXT else 0
     return entry.round > 0 and entry.numbers <= (most if counts_as_equation(entry.kind, outward) else 0)
 
 
-def _differences(carried: list[Entry], entries: tuple[SiteEntry, ...]) -> list[str]:
+def _differences(carried: list[event_log.Entry], entries: tuple[event_log.SiteEntry, ...]) -> list[str]:
     """Where the coordinator's ledger and a site's part, up to the first entry that only one of them has."""
     problems = []
     if len(carried) != len(entries):
@@ -228,10 +219,12 @@ def _differences(carried: list[Entry], entries: tuple[SiteEntry, ...]) -> list[s
     return problems
 
 
-def _differing_fields(ours: Entry | None, theirs: Entry | None) -> str:
+def _differing_fields(ours: event_log.Entry | None, theirs: event_log.Entry | None) -> str:
     """Name the fields in which two entries differ."""
     if ours is None or theirs is None:
         return "only one of them has it"
     return ", ".join(
-        name for name, a, b in zip(SIGNED_FIELDS, ours.signed, theirs.signed, strict=False) if a != b
+        name
+        for name, a, b in zip(event_log.SIGNED_FIELDS, ours.signed, theirs.signed, strict=False)
+        if a != b
     )

@@ -18,14 +18,7 @@ from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.facts import column_facts, response_facts, term_facts
 from fedstat.federation.design.formula.parse import Formula, SiteTerms
 from fedstat.federation.design.formula.terms import term_text
-from fedstat.federation.disclosure.facts import (
-    COMPARISON,
-    ClusterCounts,
-    EntityCount,
-    FormulaFactor,
-    LevelRowCounts,
-    SummedColumns,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request, aggregate, per_entity, presence, schema
@@ -53,7 +46,9 @@ def response_cardinality(data: SiteData, response: str) -> ColumnCardinality | N
     return columns_cardinality(data, [response_facts(response).factors])
 
 
-def columns_cardinality(data: SiteData, columns: Sequence[Sequence[FormulaFactor]]) -> ColumnCardinality:
+def columns_cardinality(
+    data: SiteData, columns: Sequence[Sequence[facts.FormulaFactor]]
+) -> ColumnCardinality:
     """Put together what the factors of every design column read."""
     levels: dict[str, int] = {}
     read = []
@@ -72,9 +67,9 @@ def columns_cardinality(data: SiteData, columns: Sequence[Sequence[FormulaFactor
     return ColumnCardinality(plain, tuple(leveled), EXACT if data.policy.rounding == "none" else DITHERED)
 
 
-def _levels(data: SiteData, factor: FormulaFactor) -> dict[str, int]:
+def _levels(data: SiteData, factor: facts.FormulaFactor) -> dict[str, int]:
     """Levels of what a factor reads, 0 where a published number has any values."""
-    if COMPARISON in factor.functions:
+    if facts.COMPARISON in factor.functions:
         return {factor.text: 2}
     # Nothing is known of a column that is not published: it may be of zeros and ones.
     return {
@@ -208,7 +203,7 @@ class BlockWithPatterns(BlockWithCardinality):
 # Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
 PRESENT = presence("which entities the site has", sensitivity=1.0)
 COLUMNS = presence("which of its columns the site has of each entity", 2, optional=True, dtype="bool")
-SCHEMA = schema("column names, levels and counts", behind=(EntityCount,))
+SCHEMA = schema("column names, levels and counts", behind=(facts.EntityCount,))
 CODING = "coding of the columns, with the state of transforms"
 
 
@@ -216,7 +211,7 @@ CODING = "coding of the columns, with the state of transforms"
     FAMILY,
     releases={"has": presence("which entities have a response", sensitivity=1.0)},
     requests=schema("the response"),
-    replies=schema("published levels of the response", behind=(EntityCount,)),
+    replies=schema("published levels of the response", behind=(facts.EntityCount,)),
 )
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
@@ -254,7 +249,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
 @step(
     FAMILY,
     "open_response",
-    releases={"weights": per_entity("weights of the entities", behind=(EntityCount,))},
+    releases={"weights": per_entity("weights of the entities", behind=(facts.EntityCount,))},
 )
 def open_weights(data: SiteData, state: State) -> dict[str, Array]:
     """Release the weights that were opened with the response, zero if there are none: (rows,)."""
@@ -264,7 +259,7 @@ def open_weights(data: SiteData, state: State) -> dict[str, Array]:
 @step(
     FAMILY,
     "open_response",
-    releases={"offset": per_entity("offset of the entities", behind=(EntityCount,))},
+    releases={"offset": per_entity("offset of the entities", behind=(facts.EntityCount,))},
 )
 def open_offset(data: SiteData, state: State) -> dict[str, Array]:
     """Release the offset that was opened with the response, zero if it is missing: (rows,)."""
@@ -303,10 +298,10 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     for name in block.spec.levels:
         found = data.frame[name][block.seen].value_counts()
         numbers = reads_as_numbers(found.index.tolist())
-        state.report(LevelRowCounts(name, found.tolist(), numbers=numbers))
-    state.report(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
+        state.report(facts.LevelRowCounts(name, found.tolist(), numbers=numbers))
+    state.report(*(facts.LevelRowCounts(term, counts) for term, counts in block.cells.items()))
     # Means and deviations of columns, and states of transforms, leave of a block that is open.
-    state.report(SummedColumns(block.filled))
+    state.report(facts.SummedColumns(block.filled))
     return _opened(data, state, block)
 
 
@@ -344,7 +339,7 @@ def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, 
     )
 
 
-@step(FAMILY, "open_block", replies=aggregate(CODING, behind=(EntityCount,)))
+@step(FAMILY, "open_block", replies=aggregate(CODING, behind=(facts.EntityCount,)))
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
     return {}, block_of(state).spec.to_json()
@@ -362,7 +357,7 @@ class FoldsRequest:
 @step(
     FAMILY,
     takes={"use": presence("which entities take part", dtype="bool")},
-    releases={"fold": per_entity("fold of each entity", behind=(EntityCount, ClusterCounts))},
+    releases={"fold": per_entity("fold of each entity", behind=(facts.EntityCount, facts.ClusterCounts))},
     request=FoldsRequest,
     requests=schema("column of groups, and number of folds"),
 )
@@ -379,8 +374,8 @@ def draw_folds(data: SiteData, state: State, request: FoldsRequest, use: Bools) 
     alone = code < 0
     code[alone] = code.max(initial=-1) + 1 + np.arange(int(alone.sum()))
     sizes = np.bincount(code)
-    people = ClusterCounts(request.column, len(sizes) // request.folds, remedy="use fewer folds")
-    state.report(EntityCount(len(code)), people)
+    people = facts.ClusterCounts(request.column, len(sizes) // request.folds, remedy="use fewer folds")
+    state.report(facts.EntityCount(len(code)), people)
     own = int.from_bytes(hashlib.sha256(data.name.encode()).digest()[:8], "big")
     fold_of, filled = np.zeros(len(sizes)), np.zeros((2, request.folds))
     # Equal numbers of groups, and among folds with the fewest groups the one with the fewest entities.

@@ -18,6 +18,7 @@ from fedstat.errors import (
     SecurityError,
     SessionError,
 )
+from fedstat.federation import message
 from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, SiteLedger
 from fedstat.federation.audit.ledger import Ledger, released_by
@@ -44,17 +45,6 @@ from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.request_checks import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
-from fedstat.federation.message import (
-    COUNTED,
-    RUNS,
-    ArrayKind,
-    Reply,
-    Request,
-    RequestMessage,
-    Step,
-    pack_reply,
-    unpack_request,
-)
 from fedstat.federation.tables.checks import control_problems, raise_problems
 from fedstat.federation.tables.columns import text_problems
 from fedstat.federation.tables.published import Published, PublishedColumn
@@ -77,8 +67,8 @@ FEDERATION_FAMILIES = (
 )
 """Modules of federation/ that enter steps into :data:`fedstat.federation.disclosure.site.FAMILIES`."""
 
-NOISY_KIND: ArrayKind = "noisy aggregate"
-UNCHARGED_KINDS: tuple[ArrayKind, ...] = ("presence", "sealed")
+NOISY_KIND: message.ArrayKind = "noisy aggregate"
+UNCHARGED_KINDS: tuple[message.ArrayKind, ...] = ("presence", "sealed")
 """Kinds of which an array may be released without noise under a privacy budget."""
 MODELS_PACKAGE = "fedstat.models"
 """Module whose ``INSTALLED`` names the folders of families: by name, because models/ is not imported here."""
@@ -105,16 +95,16 @@ FOREIGN_SESSION = (
 )
 
 
-class FamilyRegistry(dict[str, Mapping[str, Step]]):
+class FamilyRegistry(dict[str, Mapping[str, message.Step]]):
     """Steps by family; a family with incomplete declarations does not install."""
 
-    def __setitem__(self, family: str, steps: Mapping[str, Step]) -> None:
+    def __setitem__(self, family: str, steps: Mapping[str, message.Step]) -> None:
         for name, step in steps.items():
             check_declarations(f"family '{family}', step '{name}'", step)
         super().__setitem__(family, steps)
 
 
-def check_declarations(where: str, step: Step) -> None:
+def check_declarations(where: str, step: message.Step) -> None:
     """Require that a step declares what is behind its releases, and which of its arguments weigh rows.
 
     Raises
@@ -123,7 +113,7 @@ def check_declarations(where: str, step: Step) -> None:
         Names family, step and array.
     """
     for name, declared in step.given.items():
-        if declared.kind in COUNTED and not declared.behind:
+        if declared.kind in message.COUNTED and not declared.behind:
             raise DisclosureError(
                 f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it. Name "
                 "them with behind=(...), from fedstat.federation.disclosure.facts: EntityCount at least"
@@ -340,14 +330,14 @@ class Site:
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED_MESSAGE}")
 
-    def is_foreign(self, request: Request, client: str) -> bool:
+    def is_foreign(self, request: message.Request, client: str) -> bool:
         """Return whether another client, person or study opened the session of a request."""
         chain = self.site_ledger.find(request.session) if request.session else None
         stated = request.purpose
         who = (client, stated.person, stated.study, stated.purpose)
         return chain is not None and bool(chain.entries) and chain.subject.who not in (NO_SUBJECT.who, who)
 
-    def answer(self, request: bytes | RequestMessage, client: str = "", written: str = "") -> bytes:
+    def answer(self, request: bytes | message.RequestMessage, client: str = "", written: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
 
         `client` is the fingerprint of the client, as far as the transport knows it, and `written` the time
@@ -360,9 +350,9 @@ class Site:
         PolicyError
             The site's owner does not allow it; nothing was computed or released.
         """
-        requested = Request(self.name, "", "")
+        requested = message.Request(self.name, "", "")
         try:
-            requested = unpack_request(request) if isinstance(request, bytes) else request.request
+            requested = message.unpack_request(request) if isinstance(request, bytes) else request.request
             self._check_address(requested)
             # Before anything of the session is read: masks and plan belong to the client that opened it.
             if self.is_foreign(requested, client):
@@ -389,7 +379,9 @@ class Site:
         chain.begin()
         return chain
 
-    def _open(self, request: Request, chain: SessionChain, client: str, written: str) -> RequestContext:
+    def _open(
+        self, request: message.Request, chain: SessionChain, client: str, written: str
+    ) -> RequestContext:
         """Find the step of a request that is addressed to this site, and record what came with it."""
         step = self._find_step(request)
         self.site_ledger.check_undisputed(self.name)
@@ -461,7 +453,7 @@ class Site:
                 masker, request, step, context.reply.arrays, bind_common(state, request, step)
             )
             context.sent = replace(context.reply, arrays=masked)
-        return pack_reply(context.sent)
+        return message.pack_reply(context.sent)
 
     def _record(self, context: RequestContext) -> None:
         """Record a release in the ledger, and store the state of the session."""
@@ -478,11 +470,11 @@ class Site:
             record_step(state, request, step)
             self._keep_state(request.session, state)
 
-    def _check_address(self, request: Request) -> None:
+    def _check_address(self, request: message.Request) -> None:
         if request.site != self.name:
             raise MessageError(f"{self.name}: received a message that is addressed to '{request.site}'")
 
-    def _check_turn(self, request: Request) -> None:
+    def _check_turn(self, request: message.Request) -> None:
         """Answer no request twice, and none of a session whose requests are partly unknown here."""
         if request.turn is None:
             return
@@ -495,23 +487,24 @@ class Site:
                 "somebody repeated an old request, or a copy of the analysis is running"
             )
 
-    def _find_step(self, request: Request) -> Step:
+    def _find_step(self, request: message.Request) -> message.Step:
         steps = FAMILIES.get(request.family)
         if steps is None:
             raise MessageError(
-                f"{self.name}: unknown family '{request.family}'; installed are {sorted(FAMILIES)} ({RUNS})"
+                f"{self.name}: unknown family '{request.family}'; installed are {sorted(FAMILIES)} "
+                f"({message.RUNS})"
             )
         if request.step not in steps:
             raise MessageError(
                 f"{self.name}: family '{request.family}' has no step '{request.step}'; it has "
-                f"{sorted(steps)} ({RUNS})"
+                f"{sorted(steps)} ({message.RUNS})"
             )
         step = steps[request.step]
         if request.text and step.text_in is None:
             raise MessageError(f"{self.name}, step '{request.step}': received a text, expected arrays only")
         return step
 
-    def _masker(self, request: Request, state: State) -> Masker:
+    def _masker(self, request: message.Request, state: State) -> Masker:
         """Return the masker of this session, if the policy allows a sum over this number of sites."""
         absent = (
             f"step '{request.step}': a masked reply needs keys, which the sites have not agreed on in this "
@@ -529,17 +522,19 @@ class Site:
                 self._put_out[oldest] = SESSION_END_REASONS["newer"]
             self.states[session] = state
 
-    def _run(self, context: RequestContext) -> Reply:
+    def _run(self, context: RequestContext) -> message.Reply:
         request, step, state = context.request, context.step, context.state
         try:
             if step.text_in is None and step.text_out is None:
-                return Reply(self.name, step.run(self._data, state, **request.arrays), "", state.entities)
+                return message.Reply(
+                    self.name, step.run(self._data, state, **request.arrays), "", state.entities
+                )
             arrays, text = step.run(self._data, state, request.text, **request.arrays)
-            return Reply(self.name, arrays, text, state.entities)
+            return message.Reply(self.name, arrays, text, state.entities)
         except AlternativeReply as instead:
             if instead.reason:
                 self.refusals.count(self.policy, instead.reason, context.client)
-            return Reply(self.name, instead.arrays, instead.text, state.entities)
+            return message.Reply(self.name, instead.arrays, instead.text, state.entities)
         except FedstatError:
             raise
         except Exception as error:

@@ -18,7 +18,7 @@ from fedstat.federation.design.block import Partial
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.message import Purpose
-from fedstat.federation.partition import plots
+from fedstat.federation.partition import plots, row_tables
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.dependence import BlockCorrelation, rank_correlation
 from fedstat.federation.partition.describe import (
@@ -30,20 +30,9 @@ from fedstat.federation.partition.describe import (
     presence_matrix,
 )
 from fedstat.federation.partition.local_sites import ExcludedRecords, PartitionOptions, PartitionParts
-from fedstat.federation.partition.row_tables import (
-    RowRanges,
-    SiteCurve,
-    common_columns,
-    repeated_keys,
-    row_problems,
-    stack_tables,
-    streams_query,
-    warn_of_repeated,
-    with_counts,
-    with_site_curves,
-)
 from fedstat.federation.protocols.engine import Engine, LocalEngine
 from fedstat.federation.tables import checks as check
+from fedstat.federation.tables import sources
 from fedstat.federation.tables.aligned_table import new_session
 from fedstat.federation.tables.curve_columns import (
     AnyCurve,
@@ -54,14 +43,6 @@ from fedstat.federation.tables.curve_columns import (
 from fedstat.federation.tables.curves import CurveArray
 from fedstat.federation.tables.keys import Alignment, link_tables, split_columns, split_rows
 from fedstat.federation.tables.published import IntoPublished, PublishedColumn
-from fedstat.federation.tables.sources import (
-    IntoTable,
-    named_row_tables,
-    named_table,
-    named_tables,
-    open_table,
-    read_table,
-)
 from fedstat.federation.tables.table import FrameTable, Table, plain_columns, table_curves
 from fedstat.federation.tables.text_files import NA_VALUES, TextFormat
 from fedstat.federation.transport.remote import RemoteEngine, Transport
@@ -125,12 +106,12 @@ class PartitionViews:
 
     def __post_init__(self) -> None:
         if self.layout == "horizontal":
-            object.__setattr__(self, "_repeated_rows", repeated_keys(self.entities, self.rows))
+            object.__setattr__(self, "_repeated_rows", row_tables.repeated_keys(self.entities, self.rows))
 
     def _warned(self) -> Self:
         """Warn of keys at several sites, unless the entities are new ones, on which no error depends."""
         if not self._options.new_data:
-            warn_of_repeated(self._repeated_rows, len(self.entities))
+            row_tables.warn_of_repeated(self._repeated_rows, len(self.entities))
         return self
 
     def _new_session(self) -> str:
@@ -145,7 +126,7 @@ class PartitionViews:
     def _among(self, sites: Sequence[str]) -> Self:
         """Return the same, in the horizontal layout, without the rows of other sites."""
         tables = {site: self._tables[site] for site in sites}
-        rows = RowRanges({site: table.n_rows for site, table in tables.items()})
+        rows = row_tables.RowRanges({site: table.n_rows for site, table in tables.items()})
         here = np.concatenate([self.rows[site] for site in sites])
         return replace(
             self,
@@ -170,7 +151,7 @@ class PartitionViews:
     @property
     def pooled_columns(self) -> tuple[str, ...]:
         """Columns that every site has, in the order of the first; none in the vertical layout."""
-        return common_columns(self.columns.values()) if self.layout == "horizontal" else ()
+        return row_tables.common_columns(self.columns.values()) if self.layout == "horizontal" else ()
 
     @property
     def curves(self) -> dict[str, dict[str, CurveArray]]:
@@ -211,7 +192,7 @@ class PartitionViews:
         (3, ['Platform', 'Credit Agency'], 23)
         """
         if self.layout == "horizontal":
-            pooled = (*self.pooled_columns, *common_columns(map(tuple, self.curves.values())))
+            pooled = (*self.pooled_columns, *row_tables.common_columns(map(tuple, self.curves.values())))
             found = describe_rows(self._tables, pooled, key=self.key)
         else:
             found = describe_blocks(
@@ -385,7 +366,7 @@ class PartitionViews:
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every site")
-            curves = common_columns(map(tuple, self.curves.values()))
+            curves = row_tables.common_columns(map(tuple, self.curves.values()))
             if curves:
                 lines.append(f"  curves at every site: {', '.join(curves)}")
         else:
@@ -424,7 +405,7 @@ def copied_parts(partition: PartitionViews) -> PartitionParts:
     """Take a partition apart whose rows are in this process or in files; NotAvailableError for others."""
     if partition._engine is not None:
         raise NotAvailableError(CONNECTED_MESSAGE + RESULTS_MESSAGE)
-    if streamed := [site for site, table in partition._tables.items() if streams_query(table)]:
+    if streamed := [site for site, table in partition._tables.items() if row_tables.streams_query(table)]:
         raise NotAvailableError(QUERIED_MESSAGE.format(", ".join(map(repr, streamed))) + RESULTS_MESSAGE)
     rows, empty, tables = dict(partition.rows), dict(partition.empty_rows), dict(partition._tables)
     return PartitionParts(
@@ -503,7 +484,7 @@ class ClientPartition(PartitionViews):
     @classmethod
     def from_frames(
         cls,
-        frames: Mapping[str, IntoTable],
+        frames: Mapping[str, sources.IntoTable],
         on: str | Sequence[str] | Mapping[str, str] | None = None,
         *,
         layout: Layout = "vertical",
@@ -516,7 +497,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
-        curves: Mapping[str, SiteCurve] | None = None,
+        curves: Mapping[str, row_tables.SiteCurve] | None = None,
         counts: str | Mapping[str, str] | None = None,
     ) -> ClientPartition:
         """Take one table per site: linked by a key (vertical), or stacked (horizontal).
@@ -582,13 +563,13 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         check.raise_problems(check.layout_problems(layout, on, site_column))
         check.raise_problems(check.align_problems(align, layout))
-        frames = with_counts(frames, counts, layout, on)
+        frames = row_tables.with_counts(frames, counts, layout, on)
         if isinstance(on, Mapping):
-            frames, on = check.one_key_name(named_tables(frames, ()), on)
+            frames, on = check.one_key_name(sources.named_tables(frames, ()), on)
         key = check.key_names(on)
         if layout == "vertical":
             site_column = ""
-            tables = split_curve_columns(named_tables(frames, key), same_everywhere(curves or {}))
+            tables = split_curve_columns(sources.named_tables(frames, key), same_everywhere(curves or {}))
             check.raise_problems(check.linkage_problems(tables, key, new_data=new_data))
             if align == "clear":
                 for line in check.similar_keys(tables, key):
@@ -596,9 +577,9 @@ class ClientPartition(PartitionViews):
             numbered = options.align_privately(tables, key) if align == "private" else None
             alignment = link_tables(tables, key, numbered)
         else:
-            stacked = with_site_curves(named_row_tables(frames, key), curves or {}, key)
-            check.raise_problems(row_problems(stacked, key, site_column, new_data=new_data))
-            alignment = stack_tables(stacked, key)
+            stacked = row_tables.with_site_curves(sources.named_row_tables(frames, key), curves or {}, key)
+            check.raise_problems(row_tables.row_problems(stacked, key, site_column, new_data=new_data))
+            alignment = row_tables.stack_tables(stacked, key)
         return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())._warned()
 
     @classmethod
@@ -650,16 +631,16 @@ class ClientPartition(PartitionViews):
                 "or by='column' (sites hold different rows), and not both."
             )
         key = check.key_names(on)
-        table = named_table(frame, (*key, *([] if by is None else [by])))
+        table = sources.named_table(frame, (*key, *([] if by is None else [by])))
         if by is None:
             layout: Layout = "vertical"
-            with_counts({}, counts, layout, on)
+            row_tables.with_counts({}, counts, layout, on)
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.column_split_problems(table, columns or {}, key, new_data=new_data))
             alignment = split_columns(table, columns or {}, key)
         else:
             layout = "horizontal"
-            table = with_counts({"": table}, counts, layout, on)[""]
+            table = row_tables.with_counts({"": table}, counts, layout, on)[""]
             table = with_curves("the table", table, curves or {}, key)
             check.raise_problems(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
@@ -683,7 +664,7 @@ class ClientPartition(PartitionViews):
         shared_seed: int | None = None,
         new_data: bool = False,
         published: Mapping[str, IntoPublished] | None = None,
-        curves: Mapping[str, SiteCurve] | None = None,
+        curves: Mapping[str, row_tables.SiteCurve] | None = None,
         counts: str | Mapping[str, str] | None = None,
     ) -> ClientPartition:
         """Take one CSV, TSV or Parquet file per site.
@@ -719,7 +700,7 @@ class ClientPartition(PartitionViews):
         5000
         """
         check.raise_problems(check.site_problems(paths))
-        read = open_table if layout == "horizontal" else read_table
+        read = sources.open_table if layout == "horizontal" else sources.read_table
         return cls.from_frames(
             {site: read(site, path, TextFormat(na_values), dtype) for site, path in paths.items()},
             on,

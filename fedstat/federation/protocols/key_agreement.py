@@ -17,15 +17,8 @@ from dataclasses import dataclass
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import PinError
+from fedstat.federation.crypto import masks
 from fedstat.federation.crypto.keys import ANNOUNCED, KeyAgreement, PairKeys, PublicIdentity, parse_key_text
-from fedstat.federation.crypto.masks import (
-    Masker,
-    NeighborAgreement,
-    all_neighbors,
-    is_sparse,
-    join_commitments,
-    split_commitments,
-)
 from fedstat.federation.crypto.rosters import announce_roster, check_rosters, strip_roster
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -135,24 +128,24 @@ def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str
 
 def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
     state.keep("keys", keys)
-    state.keep("masker", Masker(keys))
+    state.keep("masker", masks.Masker(keys))
     return {}, ""
 
 
 @step(FAMILY, requests=control("name of the session"), replies=PUBLIC, public=True)
 def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
-    agreement = NeighborAgreement(data.trust.identity, text, data.name)
+    agreement = masks.NeighborAgreement(data.trust.identity, text, data.name)
     state.keep(RING, agreement)
     public = data.trust.identity.public.to_json()
-    return {}, to_json(CommittedSite(public, join_commitments({data.name: agreement.commitment})))
+    return {}, to_json(CommittedSite(public, masks.join_commitments({data.name: agreement.commitment})))
 
 
 @step(FAMILY, "commit", request=CommittedSites, requests=PUBLIC, replies=PUBLIC, public=True)
 def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[str, Array], str]:
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
-    agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
-    committed = split_commitments(request.sites, request.committed)
+    agreement = state.use(RING, masks.NeighborAgreement, "this site is bound to no key; ask 'commit' first")
+    committed = masks.split_commitments(request.sites, request.committed)
     return {}, _with_roster(
         data, state, agreement.session, agreement.sign(committed, _pinned(data, committed))
     )
@@ -161,9 +154,9 @@ def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[st
 @step(FAMILY, "sign", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
 def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tuple[dict[str, Array], str]:
     """Check the keys of all sites and what the neighbors announced; keep keys with these, and a masker."""
-    agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
+    agreement = state.use(RING, masks.NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in request.public.items()}
-    keys = split_commitments(agreement.sites, request.keys)
+    keys = masks.split_commitments(agreement.sites, request.keys)
     reported = check_rosters(data.name, agreement.session, _rosters(data, state), public, request.announced)
     return _keep_keys(state, agreement.agree_keys(keys, public, reported))
 
@@ -186,7 +179,7 @@ def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> F
     def request(site: str, step: str, content: str) -> Request:
         return Request(site, FAMILY, step, {}, session, content)
 
-    if sums_only and is_sparse(len(sites)):
+    if sums_only and masks.is_sparse(len(sites)):
         yield from agree_with_neighbors(sites, session, request)
         return
     content = to_json(KeysRequest(session, tuple(sites)))
@@ -211,8 +204,8 @@ def agree_with_neighbors(
         site: from_json(CommittedSite, reply.text, f"{site}: what binds it to its key")
         for site, reply in zip(sites, replies, strict=True)
     }
-    words = {site: split_commitments([site], one.committed)[site] for site, one in reported.items()}
-    content = to_json(CommittedSites(session, tuple(sorted(sites)), join_commitments(words)))
+    words = {site: masks.split_commitments([site], one.committed)[site] for site, one in reported.items()}
+    content = to_json(CommittedSites(session, tuple(sorted(sites)), masks.join_commitments(words)))
     replies = yield [request(site, "sign", content) for site in sites]
     announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
     keys = {
@@ -221,7 +214,7 @@ def agree_with_neighbors(
         )["key"]
         for site, text in announced.items()
     }
-    near = all_neighbors(keys, session)
+    near = masks.all_neighbors(keys, session)
     yield [
         request(site, "meet", to_json(_forwarded(keys, near[site], reported, announced))) for site in sites
     ]
@@ -235,4 +228,4 @@ def _forwarded(
 ) -> KeysForwarded:
     """Put together what one site is shown of the others."""
     public = {name: reported[name].public for name in near}
-    return KeysForwarded(join_commitments(keys), public, {name: announced[name] for name in near})
+    return KeysForwarded(masks.join_commitments(keys), public, {name: announced[name] for name in near})

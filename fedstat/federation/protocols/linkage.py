@@ -16,20 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedstat.codec import Minimum, from_json, to_json
 from fedstat.errors import MessageError, PartitionError, SecurityError
+from fedstat.federation import message
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.disclosure.facts import ExternalKeyList, KeyAlignmentRequest
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.files import read_arrays, write_atomic
-from fedstat.federation.message import (
-    ArrayDeclaration,
-    Reply,
-    Request,
-    check_lengths,
-    control,
-    presence,
-    schema,
-)
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys, keys_of
 from fedstat.federation.tables.aligned_table import ALIGNMENT, AlignedTable
@@ -48,12 +40,12 @@ from fedstat.typing import Array, Bools, Ints
 # Steps of a site in private entity alignment; see :mod:`fedstat.federation.protocols.linkage`.
 
 FAMILY = "align"
-RING = control("names of the sites, in the order of the ring")
+RING = message.control("names of the sites, in the order of the ring")
 WHO = "who has a record is public, as the guarantee says"
-POINTS = ArrayDeclaration(
+POINTS = message.ArrayDeclaration(
     "sealed", "hashed keys, raised by secret scalars, for the next site", dtype="uint8", unpaid=WHO
 )
-PLACES = presence("numbers of the site's entities", 1, dtype="int64")
+PLACES = message.presence("numbers of the site's entities", 1, dtype="int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +67,8 @@ class LinkageSecret:
 
 @step(
     FAMILY,
-    requests=control("nothing"),
-    replies=schema("names and types of the key, number of records"),
+    requests=message.control("nothing"),
+    replies=message.schema("names and types of the key, number of records"),
     public=True,
 )
 def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -88,7 +80,7 @@ def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
 @step(
     FAMILY,
     releases={
-        "boxes": ArrayDeclaration(
+        "boxes": message.ArrayDeclaration(
             "sealed", "salt of the hashes, for the other sites", 2, dtype="uint8", unpaid=WHO
         )
     },
@@ -108,7 +100,7 @@ def draw_salt(data: SiteData, state: State, text: str) -> dict[str, Array]:
 
 @step(
     FAMILY,
-    takes={"salt": ArrayDeclaration("sealed", "salt of the hashes", 1, optional=True, dtype="uint8")},
+    takes={"salt": message.ArrayDeclaration("sealed", "salt of the hashes", 1, optional=True, dtype="uint8")},
     releases={"points": POINTS},
     requests=RING,
 )
@@ -147,7 +139,7 @@ def pass_list(data: SiteData, state: State, text: str, points: Array) -> dict[st
 @step(
     FAMILY,
     takes={"points": POINTS},
-    releases={"tokens": presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
+    releases={"tokens": message.presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
     requests=RING,
     name="show_tokens",
 )
@@ -179,8 +171,8 @@ def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]
 @step(
     FAMILY,
     takes={"places": PLACES},
-    releases={"seen": presence("which entities have a record", dtype="bool", unpaid=WHO)},
-    requests=control("name of the alignment"),
+    releases={"seen": message.presence("which entities have a record", dtype="bool", unpaid=WHO)},
+    requests=message.control("name of the alignment"),
 )
 def keep_places(data: SiteData, state: State, text: str, places: Array) -> dict[str, Array]:
     """Take the numbers of the site's own entities for all sessions to come, and keep them in its folder.
@@ -201,7 +193,7 @@ def keep_places(data: SiteData, state: State, text: str, places: Array) -> dict[
 def _numbers(data: SiteData, state: State, places: Array) -> Ints:
     """Bring the numbers of a list that this site sorted into the order of its rows."""
     n_rows = _keys(data).n_rows
-    check_lengths(data.name, places=(places, n_rows))
+    message.check_lengths(data.name, places=(places, n_rows))
     if len(np.unique(places)) < len(places) or (len(places) and places.min() < 0):
         raise MessageError(f"{data.name}: expected a different number for each of its entities")
     numbers = np.empty(n_rows, dtype=np.int64)
@@ -326,7 +318,10 @@ def align_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNumb
     back with another length, or with equal tokens.
     """
     numbered = yield from number_entities(sites, session)
-    yield [Request(site, FAMILY, "take_places", {"places": numbered.places[site]}, session) for site in sites]
+    yield [
+        message.Request(site, FAMILY, "take_places", {"places": numbered.places[site]}, session)
+        for site in sites
+    ]
     # In the order of the partition: a list ends at the site before its owner, and numbers are sent in that
     # order.
     return EntityNumbers(numbered.n_entities, {site: numbered.places[site] for site in sites})
@@ -336,8 +331,8 @@ def number_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNum
     """Assign numbers to the entities of all sites, before these are sent; see :func:`align_entities`."""
     ring = json.dumps(list(sites))
 
-    def request(site: str, step: str, text: str = ring, **arrays: Array) -> Request:
-        return Request(site, FAMILY, step, arrays, session, text)
+    def request(site: str, step: str, text: str = ring, **arrays: Array) -> message.Request:
+        return message.Request(site, FAMILY, step, arrays, session, text)
 
     replies = yield [request(site, "describe_keys", "{}") for site in sites]
     n_rows = _agreed(replies)
@@ -369,7 +364,7 @@ def number_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNum
     return _number(tokens, n_rows)
 
 
-def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
+def _agreed(replies: Sequence[message.Reply]) -> dict[str, int]:
     """Require keys of the same names and types; the number of records by site."""
     described = {
         reply.site: from_json(KeyDescription, reply.text, f"{reply.site}: description of its keys")
@@ -508,7 +503,7 @@ def align_persistently(sites: Sequence[str], session: str, name: str) -> FitProt
     numbered = yield from number_entities(sites, session)
     places = numbered.places
     replies = yield [
-        Request(site, FAMILY, "keep_places", {"places": places[site]}, session, json.dumps(name))
+        message.Request(site, FAMILY, "keep_places", {"places": places[site]}, session, json.dumps(name))
         for site in sites
     ]
     listed, seen = {}, {}

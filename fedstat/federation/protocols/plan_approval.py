@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from fedstat.codec import from_json, to_json
 from fedstat.errors import ConsentError, MessageError
 from fedstat.federation.crypto.keys import encode_parts, normalize_fingerprint
-from fedstat.federation.disclosure.approval import (
-    APPROVAL_FAMILY,
-    STATUS_MESSAGES,
-    AnalysisPlan,
-    ApprovalStatus,
-    read_plan,
-    undeclared_part,
-)
+from fedstat.federation.disclosure import approval
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
@@ -33,11 +26,11 @@ class PlanStatus:
     """A site's status of a plan: its digest there, and the owner's decision, if there is one."""
 
     digest: str
-    status: ApprovalStatus
+    status: approval.ApprovalStatus
 
 
 @step(
-    APPROVAL_FAMILY,
+    approval.APPROVAL_FAMILY,
     requests=control("the plan of the analysis"),
     replies=control("whether its owner has consented"),
     public=True,
@@ -47,10 +40,10 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     where = f"{data.name}: the plan of an analysis"
     if len(text) > LONGEST:
         raise MessageError(f"{where}: longer than {LONGEST:,} characters")
-    plan = read_plan(text, where)
+    plan = approval.read_plan(text, where)
     if plan.site != data.name or plan.prepared or plan.person or plan.study or plan.purpose or plan.keys:
         raise MessageError(f"{where}: meant for another site, or says what only the site knows")
-    if wrong := undeclared_part(plan, FAMILIES):
+    if wrong := approval.undeclared_part(plan, FAMILIES):
         raise MessageError(f"{where}: {wrong} is not declared so here")
     # The site itself enters earlier requests here, and who has signed the request, whatever the plan states.
     subject = state.subject
@@ -78,7 +71,7 @@ def _keys_digest(client: str, pinned: Mapping[str, str]) -> str:
     return hashlib.sha256(encode_parts(normalize_fingerprint(client), *parts)).hexdigest()
 
 
-def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtocol[None]:
+def propose_plans(plans: Mapping[str, approval.AnalysisPlan], session: str) -> FitProtocol[None]:
     """Propose a session's plans, by site.
 
     Raises
@@ -87,14 +80,14 @@ def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtoco
         Not all owners have consented; names sites, digests and commands.
     """
     replies = yield [
-        Request(site, APPROVAL_FAMILY, "propose_plan", {}, session, to_json(plan))
+        Request(site, approval.APPROVAL_FAMILY, "propose_plan", {}, session, to_json(plan))
         for site, plan in plans.items()
     ]
     found = {
         reply.site: from_json(PlanStatus, reply.text, f"{reply.site}: status of a plan") for reply in replies
     }
     lacking = [
-        f"{site}: its policy (approval) {STATUS_MESSAGES[one.status].format(digest=one.digest)}"
+        f"{site}: its policy (approval) {approval.STATUS_MESSAGES[one.status].format(digest=one.digest)}"
         for site, one in found.items()
         if one.status != "approved"
     ]

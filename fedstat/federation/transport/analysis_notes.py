@@ -13,8 +13,9 @@ from pathlib import Path
 from fedstat.codec import from_json, to_json
 from fedstat.errors import ConsentError, FedstatError
 from fedstat.federation.audit.checkpoints import utc_text
+from fedstat.federation.disclosure.approval import APPROVAL_FAMILY
 from fedstat.federation.message import Purpose, Reply, Request
-from fedstat.federation.protocols.plan_approval import APPROVAL_FAMILY, PlanStatus, propose_plan
+from fedstat.federation.protocols.plan_approval import PlanStatus, propose_plan
 
 NOTES, MOST_NOTES = "analyses", 200
 """Folder of the notes, and how many are kept."""

@@ -24,16 +24,9 @@ import pandas as pd
 
 from fedstat.codec import from_json, from_plain, to_json
 from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
-from fedstat.federation.audit.ledger_file import (
-    ANSWERED_FILENAME,
-    CHECKPOINT_FILENAME,
-    LEDGER_FILENAME,
-    SECRET_FILENAME,
-    open_ledger,
-    row_count_problem,
-)
 from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
 from fedstat.federation.disclosure.approval import (
     AnalysisPlan,
@@ -282,10 +275,10 @@ PRIVATE = (
     POLICY,
     IDENTITY,
     REFUSALS,
-    LEDGER_FILENAME,
-    CHECKPOINT_FILENAME,
-    SECRET_FILENAME,
-    ANSWERED_FILENAME,
+    ledger_file.LEDGER_FILENAME,
+    ledger_file.CHECKPOINT_FILENAME,
+    ledger_file.SECRET_FILENAME,
+    ledger_file.ANSWERED_FILENAME,
     ALIGNMENT,
     DICTIONARY,
 )
@@ -500,7 +493,7 @@ def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Arra
     one may have been changed.
     """
     if "marks" not in kept:
-        return row_count_problem(then, table.n_rows)
+        return ledger_file.row_count_problem(then, table.n_rows)
     form = MarkForm.from_array(kept["form"]) if "form" in kept else MarkForm.of(table)
     if isinstance(table, AlignedTable):
         return ""
@@ -664,7 +657,7 @@ def open_site(
         shared_seed=description.shared_seed,
         site_column=description.site_column,
         trust=SiteTrust(_identity=identity),
-        site_ledger=open_ledger(
+        site_ledger=ledger_file.open_ledger(
             folder, description.name, identity, partial(comparison_problem, table, identity)
         ),
         published=read_site_columns(folder, description.name, table),

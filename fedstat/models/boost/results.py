@@ -16,6 +16,7 @@ from fedstat.inference.summary import CoefficientBlock, Note, Report, made_from
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.arguments import looks_like_person
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
+from fedstat.models.boost.learning import selection
 from fedstat.models.boost.learning.boosting import (
     NO_SQUARES,
     UNEVEN,
@@ -27,25 +28,10 @@ from fedstat.models.boost.learning.boosting import (
 )
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.prepared_learners import PreparedLearners
-from fedstat.models.boost.learning.selection import (
-    corrected_aic,
-    entry_p_values,
-    false_selections,
-    path_df,
-    selection_frequencies,
-)
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
 from fedstat.models.boost.private.protocol import NoisyBoosting, run_noisy_path
+from fedstat.models.boost.report import plots
 from fedstat.models.boost.report.effects import as_functions, effect_frame, learner_sheet, loss_rows
-from fedstat.models.boost.report.plots import (
-    draw_curves,
-    draw_cv,
-    draw_effects,
-    draw_importance,
-    draw_path,
-    draw_scatter,
-    draw_surface,
-)
 from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
 from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis, repeated_rows
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
@@ -302,8 +288,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         self._need_exact()
         sums = self._boosting.moments.total
         ready, path = self._boosting.over(self._all_folds, self._record.steps)
-        df = path_df(ready, sums, path.selected, self._boosting.nu)
-        aicc = corrected_aic(df, path.risk, sums.cells)
+        df = selection.path_df(ready, sums, path.selected, self._boosting.nu)
+        aicc = selection.corrected_aic(df, path.risk, sums.cells)
         index = pd.RangeIndex(1, len(df) + 1, name="step")
         return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
 
@@ -528,8 +514,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             raise ModelError(f"tau: expected a share above one half, received {tau!r}")
         labels = [one.label for one in self._boosting.design.learners[1:]]
         random = np.random.default_rng(seed)
-        found = selection_frequencies(self._boosting, q, draws, self._record.steps, random)[1:]
-        bound = false_selections(q, len(labels), tau, draws)
+        found = selection.selection_frequencies(self._boosting, q, draws, self._record.steps, random)[1:]
+        bound = selection.false_selections(q, len(labels), tau, draws)
         return pd.Series(found, pd.Index(labels, name="learner"), name="frequency"), bound
 
     def entry_test(self, *, draws: int = 999, seed: int = 0) -> pd.DataFrame:
@@ -544,7 +530,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             ``gain`` and ``p_value`` by learner.
         """
         self._need_exact()
-        z, p = entry_p_values(self._boosting, draws, np.random.default_rng(seed))
+        z, p = selection.entry_p_values(self._boosting, draws, np.random.default_rng(seed))
         labels = [one.label for one in self._boosting.design.learners[1:]]
         return pd.DataFrame({"gain": z, "p_value": p}, index=pd.Index(labels, name="learner"))
 
@@ -609,20 +595,20 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         """
         check_choice("what", what, PICTURES)
         if what == "path":
-            return draw_path(self.path, ax)
+            return plots.draw_path(self.path, ax)
         if what == "cv":
-            return draw_cv(self.cv, self.mstop, ax)
+            return plots.draw_cv(self.cv, self.mstop, ax)
         if what == "importance":
-            return draw_importance(self.learners, ax)
+            return plots.draw_importance(self.learners, ax)
         if what == "fitted":
             return self._draw_fitted(new, ax)
         response = self.estimate.response
         if what == "effects":
             if ax is not None:
                 raise ModelError("ax: the effects of all learners need their own figure")
-            return draw_effects(self.effects, response)
+            return plots.draw_effects(self.effects, response)
         best = str(self.importance.drop("1").index[0]) if learner is None else learner
-        return draw_surface(self.surface(best), best, response, ax)
+        return plots.draw_surface(self.surface(best), best, response, ax)
 
     def _draw_fitted(self, new: pd.DataFrame | None, ax: Axes | None) -> Axes:
         if new is None:
@@ -634,13 +620,13 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         rows = new.iloc[:6] if functional else new
         y, found, _ = compared(held, self.offset, rows, self.predict(rows))
         if not functional:
-            return draw_scatter(found.ravel(), y.ravel(), self.estimate.response, ax)
+            return plots.draw_scatter(found.ravel(), y.ravel(), self.estimate.response, ax)
         if y.ndim == 1:
             raise ModelError(
                 "new: curves are compared with fits at the same points, but these rows have different points"
             )
         names = [str(name) for name in rows.index]
-        return draw_curves(np.asarray(held.t), y, found, names, self.estimate.response, ax)
+        return plots.draw_curves(np.asarray(held.t), y, found, names, self.estimate.response, ax)
 
     # -- summary ---------------------------------------------------------------------------------
 

@@ -15,18 +15,7 @@ from fedstat.errors import DesignError, MessageError, PolicyError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import (
-    ClusterCounts,
-    DesignDirections,
-    FactorsRequested,
-    FormulaFactor,
-    RowCount,
-    RowGroups,
-    SummedColumns,
-    SummedProducts,
-    UnequalWeights,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
@@ -76,7 +65,7 @@ MOST_HELD = 2**25
 """Largest number of values of learners' columns and responses that are kept for the next pass."""
 
 
-SUM_FACTS = (*OPEN_ROWS, SummedColumns, SummedProducts, RowGroups)
+SUM_FACTS = (*OPEN_ROWS, facts.SummedColumns, facts.SummedProducts, facts.RowGroups)
 ASKED = ArrayDeclaration("control", "learners, with the ends of their bases; folds", common=True)
 
 
@@ -91,16 +80,16 @@ COMMON: Mapping[str, ArrayDeclaration] = {
     "totals": _sum("sums of the response at its points, and of its square, by fold"),
 }
 OWN: Mapping[str, ArrayDeclaration] = {
-    "gram": _sum("products of the learners' columns, by fold", 2, UnequalWeights),
-    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnequalWeights),
-    "score": _sum("their products with the response in its basis, by fold", 3, UnequalWeights),
-    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnequalWeights),
+    "gram": _sum("products of the learners' columns, by fold", 2, facts.UnequalWeights),
+    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, facts.UnequalWeights),
+    "score": _sum("their products with the response in its basis, by fold", 3, facts.UnequalWeights),
+    "totals": _sum("points of the response, and sums of its square, by fold", 2, facts.UnequalWeights),
     "filled": ArrayDeclaration(
         "aggregate",
         "whether points that few curves lack are interpolated",
         0,
         dtype="bool",
-        behind=(UnequalWeights,),
+        behind=(facts.UnequalWeights,),
     ),
 }
 
@@ -134,7 +123,9 @@ def sum_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str,
     return _sum_by_fold(data, state, text, uneven=False, along=True)
 
 
-@step(FAMILY, releases={**OWN, **_along(UnequalWeights)}, requests=ASKED, name="sum_uneven_curves_along")
+@step(
+    FAMILY, releases={**OWN, **_along(facts.UnequalWeights)}, requests=ASKED, name="sum_uneven_curves_along"
+)
 def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the products of :func:`sum_irregular_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=True, along=True)
@@ -214,7 +205,7 @@ def _together(data: SiteData, state: State, opened: OpenRows, request: CurveSums
         )
     # A fold whose rows are those of few persons has sums over few persons, however many their rows are.
     people = (int(code.max()) + 1) // request.folds
-    state.report(ClusterCounts(request.together, people, remedy="use fewer folds"))
+    state.report(facts.ClusterCounts(request.together, people, remedy="use fewer folds"))
     return code
 
 
@@ -360,19 +351,19 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         names += [f"{label}[{j}]" for j in range(k)]
         joined += [products] * k
         if masked:
-            state.report(DesignDirections(scaled.__iter__, n, names[-k:]))
-        state.report(*(SummedColumns(Z) for Z in scaled))
+            state.report(facts.DesignDirections(scaled.__iter__, n, names[-k:]))
+        state.report(*(facts.SummedColumns(Z) for Z in scaled))
     for one in varying_of(request.learners):
-        state.report(*(SummedColumns(np.sqrt(found.by_row(2))) for _, _, found in made.along([one])))
+        state.report(*(facts.SummedColumns(np.sqrt(found.by_row(2))) for _, _, found in made.along([one])))
     smallest = int(np.bincount(fold, minlength=request.folds).min())
-    state.report(RowCount(smallest, 0 if masked else width))
+    state.report(facts.RowCount(smallest, 0 if masked else width))
     if not masked:
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [own for _, own in columns], size)
-        state.report(DesignDirections(all_made, n, names))
+        state.report(facts.DesignDirections(all_made, n, names))
     rows = np.flatnonzero(_used(made.opened))
-    state.report(SummedProducts(made.side_by_side, names, rows, joined, code=fold))
-    state.report(RowGroups("", fold, rows))
+    state.report(facts.SummedProducts(made.side_by_side, names, rows, joined, code=fold))
+    state.report(facts.RowGroups("", fold, rows))
 
 
 def _declare_weights(state: State, made: LearnerColumns, fold: Ints) -> None:
@@ -386,9 +377,9 @@ def _declare_weights(state: State, made: LearnerColumns, fold: Ints) -> None:
     by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.requested.folds)
     # A dry run has fewer synthetic rows.
     fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
-    state.report(UnequalWeights(fewest, width, r + 1))
-    state.report(DesignDirections(scaled.__iter__, n, [POINTS] * r))
-    state.report(*(SummedColumns(W) for W in scaled))
+    state.report(facts.UnequalWeights(fewest, width, r + 1))
+    state.report(facts.DesignDirections(scaled.__iter__, n, [POINTS] * r))
+    state.report(*(facts.SummedColumns(W) for W in scaled))
 
 
 def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) -> Iterator[Floats]:
@@ -472,14 +463,16 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     return sums, ""
 
 
-def _jumps(opened: OpenRows, loss: LossSpec) -> Iterator[FactorsRequested]:
+def _jumps(opened: OpenRows, loss: LossSpec) -> Iterator[facts.FactorsRequested]:
     """Return facts about a loss that compares the response with numbers chosen by the analyst."""
     if loss.entry.bound == 0.0:
         columns = opened.question.response_columns or (opened.question.curve_response,)
-        yield FactorsRequested([FormulaFactor(f"{columns[0]} > predictor", columns, written=True)])
+        yield facts.FactorsRequested(
+            [facts.FormulaFactor(f"{columns[0]} > predictor", columns, written=True)]
+        )
 
 
-SCORE_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups, WorkingWeights)
+SCORE_FACTS = (*OPEN_ROWS, facts.SummedColumns, facts.RowGroups, facts.WorkingWeights)
 
 
 def _summed(what: str, ndim: int = 2) -> ArrayDeclaration:
@@ -567,7 +560,7 @@ def _declare_score_columns(
     """Return whose slopes have changed, and what all released slopes single out; keep the change."""
     change = slopes - request.slopes
     sizes = np.sqrt((change**2).sum(axis=2))
-    state.report(WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
+    state.report(facts.WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
     kept = np.concatenate([request.changes, change[:, None]], axis=1)  # (P, R, n, L)
     P, R, n, L = kept.shape
     masked = hides(len(state.masked_among))
@@ -575,7 +568,7 @@ def _declare_score_columns(
         columns = [kept[p, :, :, j].T for p in range(P) for j in range(L)]
     else:
         columns = [kept.transpose(2, 0, 1, 3).reshape(n, P * R * L)]
-    state.report(RowCount(n, R if masked else request.width + P * R * L))
+    state.report(facts.RowCount(n, R if masked else request.width + P * R * L))
     together = np.zeros(n, dtype=np.int64)
-    state.report(*(SummedColumns(one, together) for one in columns))
+    state.report(*(facts.SummedColumns(one, together) for one in columns))
     request.slopes, request.changes = slopes, kept

@@ -14,15 +14,7 @@ from scipy.special import ndtr, ndtri
 from fedstat.errors import MessageError
 from fedstat.federation.tables.columns import LevelValue, read_codes, read_days, read_numbers
 from fedstat.federation.tables.published import Form, PublishedColumn, Scale
-from fedstat.kernels.copula import (
-    count_tree,
-    cumulate,
-    expand_steps,
-    fit_tree,
-    interpolate_inverse,
-    project_simplex,
-    taper_tails,
-)
+from fedstat.kernels import copula
 from fedstat.models.copula.bounds import MOST_LEVELS
 from fedstat.typing import Array, Floats, Ints
 
@@ -228,7 +220,9 @@ class Bins:
         """Count codes for release, (released,): bins, or nodes of a tree and atoms; then missing cells."""
         counts = np.bincount(codes - INVALID, minlength=self.count + 2)[1:].astype(np.int64)
         missing, counts = counts[:1], counts[1:]
-        parts = [counts] if self.levels else [count_tree(counts[self.leaf_codes]), counts[self.atom_codes]]
+        parts = (
+            [counts] if self.levels else [copula.count_tree(counts[self.leaf_codes]), counts[self.atom_codes]]
+        )
         return np.concatenate([*parts, missing] if self.atoms else parts)
 
     def values(self, codes: Ints) -> Array:
@@ -302,11 +296,11 @@ class Margin:
             missing = min(found, n - 1.0) if found > CLEAR * deviation else 0.0
         total = n - missing
         if bins.levels:
-            return cls(bins, project_simplex(counts, total) / total, missing / n)
+            return cls(bins, copula.project_simplex(counts, total) / total, missing / n)
         nodes, atoms = counts[: 2 * bins.leaves - 2], counts[2 * bins.leaves - 2 :].copy()
         clear = atoms > CLEAR * deviation
         unknown = int(np.count_nonzero(clear)) + (missing > 0.0)
-        leaf = fit_tree(nodes, total - atoms.sum(), float(len(atoms) + (missing > 0.0)))
+        leaf = copula.fit_tree(nodes, total - atoms.sum(), float(len(atoms) + (missing > 0.0)))
         # A value that noise may have made stays with its neighbors in the range.
         for code, count in zip(bins.atom_codes[~clear], atoms[~clear], strict=True):
             leaf[np.abs(bins.leaf_codes - code).argmin()] += count
@@ -317,10 +311,10 @@ class Margin:
             off = (total - atoms.sum() - leaf.sum()) / (unknown + 1)
             atoms[clear] = np.maximum(atoms[clear] + off, 0.0)
         inside = max(total - atoms.sum(), 1e-9 * total)
-        p = np.diff(cumulate(leaf, inside)) * (inside / total)
+        p = np.diff(copula.cumulate(leaf, inside)) * (inside / total)
         # The sum of bins between two edges has about the noise of two edges of the distribution function.
         noise = CLEAR * math.sqrt(2.0 * edge_variance(bins.depth)) * deviation
-        p = taper_tails(p, TAIL, noise / total)
+        p = copula.taper_tails(p, TAIL, noise / total)
         probabilities = np.zeros(bins.count)
         probabilities[bins.leaf_codes], probabilities[bins.atom_codes] = p, atoms / total
         return cls(bins, probabilities / probabilities.sum(), missing / n)
@@ -367,7 +361,7 @@ class Margin:
     @cached_property
     def coefficients(self) -> Floats:
         """Hermite coefficients of the scores, of latent normals of all entities."""
-        return expand_steps(self.thresholds, self.scores)
+        return copula.expand_steps(self.thresholds, self.scores)
 
     @cached_property
     def variance(self) -> float:
@@ -391,7 +385,7 @@ class Margin:
         from_zero = np.asarray(ndtr(z * self.spread + self.shift))
         # The edges of an empty bin have equal probability: the smallest increase separates them.
         rising = self.cumulated + 1e-12 * np.arange(len(self.cumulated))
-        return interpolate_inverse(from_zero, rising, self.bins.edges)
+        return copula.interpolate_inverse(from_zero, rising, self.bins.edges)
 
 
 def edge_variance(depth: int) -> float:

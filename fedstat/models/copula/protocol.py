@@ -17,13 +17,7 @@ from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.correlation import (
-    Inversion,
-    Method,
-    Missing,
-    SummedPatterns,
-    choose_groups,
-)
+from fedstat.models.copula import correlation
 from fedstat.models.copula.joint import (
     JointModel,
     LevelModel,
@@ -94,9 +88,9 @@ class CopulaFit:
     products: Floats
     pairs: Ints
     noise: Floats
-    inversion: Inversion
+    inversion: correlation.Inversion
     levels: tuple[LevelModel, ...]
-    method: Method
+    method: correlation.Method
     entities: Mapping[str, int]
     n: int
 
@@ -173,7 +167,7 @@ def fit_copula(
     sites: Sequence[str],
     n_entities: int,
     rho: Fraction,
-    missing: Missing,
+    missing: correlation.Missing,
 ) -> FitProtocol[CopulaFit]:
     """Request all values from which a copula is estimated.
 
@@ -197,7 +191,7 @@ def fit_copula(
     counts = {site: present.count(site) for site in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
-    groups = choose_groups(plan, table, missing)
+    groups = correlation.choose_groups(plan, table, missing)
     behind = groups.behind(table)
     _require(behind, clients, groups.method)
     margins = yield from request_margins(requester, plan, present, groups.plan.site_cost)
@@ -254,7 +248,7 @@ def _shares(plan: NoisePlan) -> Ints:
     return np.where(owners[:, None] == owners, 1, 2)
 
 
-def _patterns(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> list[PatternScores]:
+def _patterns(plan: NoisePlan, groups: correlation.SummedPatterns, sums: SumsByGroup) -> list[PatternScores]:
     """Return means and mean products of scores by missing pattern."""
     sites, out = list(plan.columns), []
     for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
@@ -451,7 +445,7 @@ def combine_sums(
     return SumsByGroup(both, squares / scales[:, None], totals / scales[:, None])
 
 
-def _require(both: Ints, sites: Sequence[str], method: Method) -> None:
+def _require(both: Ints, sites: Sequence[str], method: correlation.Method) -> None:
     few = [
         f"'{sites[a]}' and '{sites[b]}' ({both[a, b]:,})"
         for a, b in combinations(range(len(sites)), 2)

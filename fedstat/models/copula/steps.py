@@ -21,20 +21,12 @@ import pandas as pd
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, MessageError, PartitionError
+from fedstat.federation import message
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import (
-    ArrayDeclaration,
-    ArrayKind,
-    Step,
-    check_allocation,
-    check_lengths,
-    control,
-    presence,
-)
 from fedstat.federation.protocols.product_steps import (
     OPENED,
     ProductPart,
@@ -97,19 +89,19 @@ def read_question(kind: type[T], text: str, where: str) -> T:
         return from_json(kind, text, where)
 
 
-KEEP = presence("which rows take part", dtype="bool")
-GROUP = presence("missing pattern of each row", dtype="int64")
+KEEP = message.presence("which rows take part", dtype="bool")
+GROUP = message.presence("missing pattern of each row", dtype="int64")
 
 
-def noisy(what: str, axes: int = 1) -> ArrayDeclaration:
+def noisy(what: str, axes: int = 1) -> message.ArrayDeclaration:
     """Declare sums that leave with noise."""
-    return ArrayDeclaration(
+    return message.ArrayDeclaration(
         "noisy aggregate", what, axes, dtype="int64", behind=(EntityCount, NoiseRequired), noisy=True
     )
 
 
 COMPLETE = {
-    "seen": presence(
+    "seen": message.presence(
         "which rows have all columns asked for",
         dtype="bool",
         unpaid="who has a record is public, as the guarantee says",
@@ -118,7 +110,7 @@ COMPLETE = {
 RECORDED = {"seen": replace(COMPLETE["seen"], what="which rows have a value in a column asked for")}
 
 
-@step(FAMILY, releases=RECORDED, requests=control("names of columns"), begins=True)
+@step(FAMILY, releases=RECORDED, requests=message.control("names of columns"), begins=True)
 def find_complete(
     data: SiteData, state: State, text: str, *, entirely: bool = False
 ) -> tuple[dict[str, Array], str]:
@@ -169,7 +161,7 @@ def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
         "levels": noisy("counts of the levels of columns, with noise"),
         "trees": noisy("counts of nested intervals of columns, with noise"),
     },
-    requests=control("bins of the columns, variance of the noise"),
+    requests=message.control("bins of the columns, variance of the noise"),
 )
 def release_margins(
     data: SiteData, state: State, text: str, keep: Bools, *, read: ReadCodes = read_codes
@@ -182,7 +174,7 @@ def release_margins(
     first = read_question(FirstRequest, text, f"{data.name}: the requested margins")
     request, later = first.margins, Fraction(first.later)
     with by_question():
-        check_lengths(data.name, keep=(keep, data.table.n_rows))
+        message.check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
     if names != tuple(one.name for one in request.bins):
         raise DescriptionError(f"{data.name}: expected bins of the requested columns")
@@ -202,7 +194,7 @@ def release_margins(
     }, ""
 
 
-PROBABILITIES = control("probabilities of the bins, as released")
+PROBABILITIES = message.control("probabilities of the bins, as released")
 
 
 @step(
@@ -210,7 +202,7 @@ PROBABILITIES = control("probabilities of the bins, as released")
     "release_margins recall_gram",
     takes={"probabilities": PROBABILITIES, "group": GROUP},
     releases={"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-    requests=control("columns of the other sites, variance of the noise"),
+    requests=message.control("columns of the other sites, variance of the noise"),
 )
 def release_gram(
     data: SiteData,
@@ -232,7 +224,7 @@ def release_gram(
     request, margins, codes, question = read_gram(data, state, text, probabilities, group, form)
     q, here = request.width(len(margins)), group >= 0
     with by_question():
-        check_allocation(data.name, request.groups * q * q, len(group) * q)
+        message.check_allocation(data.name, request.groups * q * q, len(group) * q)
     squared = request.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
     canonical = f"{question} {secrets.token_hex(16)}"
     owed = NoiseRequired("grams", canonical, squared, Fraction(request.variance), kept=(question, "grams"))
@@ -250,7 +242,7 @@ def read_gram(
     request.check_at(data.name)
     with by_question():
         coded = state.use("copula codes", CodedRows, "its margins come first; request 'release_margins'")
-        check_lengths(data.name, group=(group, data.table.n_rows))
+        message.check_lengths(data.name, group=(group, data.table.n_rows))
     if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= request.groups:
         raise DescriptionError(
             f"{data.name}: groups must belong to the rows of the margins, and be below {request.groups}"
@@ -259,16 +251,16 @@ def read_gram(
     return request, margins, coded.codes, f"{to_json(request)} {digest_of(probabilities, group)}"
 
 
-RUN = presence(
+RUN = message.presence(
     "which earlier analysis released this",
     dtype="uint8",
     unpaid="it is the same for all rows, and shows only that the table has not changed since",
 )
 
 
-def repeated(kind: ArrayKind, what: str, axes: int = 1) -> ArrayDeclaration:
+def repeated(kind: message.ArrayKind, what: str, axes: int = 1) -> message.ArrayDeclaration:
     """Declare an array that was charged and released before."""
-    return ArrayDeclaration(
+    return message.ArrayDeclaration(
         kind, what, axes, dtype="int64", behind=(EntityCount, RepeatedRelease), noisy=True
     )
 
@@ -285,7 +277,7 @@ RECALLED = {
     "release_margins",
     takes={"probabilities": PROBABILITIES, "group": GROUP},
     releases=RECALLED,
-    requests=control("columns of the other sites, variance of the noise"),
+    requests=message.control("columns of the other sites, variance of the noise"),
 )
 def recall_gram(
     data: SiteData,
@@ -362,7 +354,7 @@ def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list
     """Check and read the probabilities of margins; their sender is not trusted."""
     ends = np.cumsum([one.count for one in bins])
     with by_question():
-        check_lengths(site, probabilities=(probabilities, int(ends[-1])))
+        message.check_lengths(site, probabilities=(probabilities, int(ends[-1])))
     parts = np.split(probabilities, ends[:-1])
     if not all((part >= 0.0).all() and abs(part.sum() - 1.0) < NEAR for part in parts):
         raise DescriptionError(f"{site}: expected probabilities of the bins of each column that sum to one")
@@ -465,7 +457,7 @@ ORDER: Mapping[str, str] = {
 include(FAMILY, product_steps(columns_of, rows_of, behind_product, fills=False, planned=check_planned), ORDER)
 
 
-def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
+def invented_steps(family: str) -> Mapping[tuple[str, str], message.Step]:
     """Make steps that stand for those that read rows where there are none."""
     runs: dict[str, Callable[..., object]] = {
         "find_complete": invented_complete,

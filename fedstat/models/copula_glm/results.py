@@ -18,15 +18,8 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_frame
 from fedstat.models.copula.margins import Bins
+from fedstat.models.copula_glm import estimation
 from fedstat.models.copula_glm.design import ScoredDesign
-from fedstat.models.copula_glm.estimation import (
-    BootstrapErrors,
-    MomentErrors,
-    MomentFit,
-    QuadraticLoss,
-    covariance_without_noise,
-    selection_frequencies,
-)
 from fedstat.models.copula_glm.explain import TIMES
 from fedstat.models.copula_glm.notes import (
     NO_LIKELIHOOD,
@@ -98,7 +91,7 @@ def _numbers(bins: Bins, series: pd.Series) -> Floats:
 class PrivateGLMRecord(EstimateRecord):
     """Content of a file of results."""
 
-    errors: MomentErrors | None
+    errors: estimation.MomentErrors | None
     test: CopulaTest | None
     design: ScoredDesign
     distribution: DistributionSpec
@@ -166,9 +159,9 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         response: str,
         distribution: DistributionSpec,
         released: ReleasedMoments,
-        fit: MomentFit,
+        fit: estimation.MomentFit,
         step: ScoreStep | None,
-        errors: BootstrapErrors | None,
+        errors: estimation.BootstrapErrors | None,
         test: CopulaTest | None,
         budget: tuple[float, float],
         ledger: Ledger,
@@ -177,10 +170,10 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     ) -> Self:
         """Name the numbers of a fit; without a root there are no errors, and none are printed."""
         columns, (epsilon, delta), n = released.design.columns, budget, released.n
-        exact = covariance_without_noise(fit.distribution, fit.release.response, fit.root, n)
-        found = None if errors is None else MomentErrors.of(errors, exact)
+        exact = estimation.covariance_without_noise(fit.distribution, fit.release.response, fit.root, n)
+        found = None if errors is None else estimation.MomentErrors.of(errors, exact)
         if step is not None:
-            found = MomentErrors.closed(step.sampling, step.noise, exact, draws, rng)
+            found = estimation.MomentErrors.closed(step.sampling, step.noise, exact, draws, rng)
         covariance = next((one.covariance for one in (step, errors) if one is not None), None)
         estimate = Estimate(
             params=fit.root.params if step is None else step.params,
@@ -370,18 +363,18 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         """
         est, chosen, errors = self.estimate, Penalty(penalty, a, 1.0), self._known_errors
         exact, bse = errors.exact[1:, 1:], self.bse.to_numpy()[1:]
-        loss = QuadraticLoss.of(exact, bse, est.nobs)
+        loss = estimation.QuadraticLoss.of(exact, bse, est.nobs)
         slopes = loss.select(est.params[1:], chosen)
         frame = pd.DataFrame({"site": est.sites[1:], "term": est.names[1:]})
         frame["selected"], frame["coef"] = slopes != 0.0, slopes
         draws = est.params[1:] + errors.deviations[:, 1:]
-        frame["frequency"] = selection_frequencies(loss, draws, chosen)
+        frame["frequency"] = estimation.selection_frequencies(loss, draws, chosen)
         return frame
 
     # -- hooks -----------------------------------------------------------------------------------
 
     @property
-    def _known_errors(self) -> MomentErrors:
+    def _known_errors(self) -> estimation.MomentErrors:
         """Source of the standard errors; NotAvailableError if there are none."""
         if self._errors is None:
             raise NotAvailableError("no standard errors: " + self._reason("cov_params"))

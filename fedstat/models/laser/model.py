@@ -20,14 +20,7 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import (
-    check_choice,
-    check_integer,
-    check_parsed,
-    check_positive,
-    check_share,
-    checks_arguments,
-)
+from fedstat.models import checks
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.protocol import Trainer
@@ -115,9 +108,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning."""
-        check_integer("epochs", self.epochs, 1)
-        check_integer("batch_size", self.batch_size, 2)
-        check_positive("learning_rate", self.learning_rate)
+        checks.check_integer("epochs", self.epochs, 1)
+        checks.check_integer("batch_size", self.batch_size, 2)
+        checks.check_positive("learning_rate", self.learning_rate)
         if not self.decay >= 0.0:
             raise ModelError(f"decay: expected a penalty of zero or more, received {self.decay!r}")
 
@@ -209,15 +202,15 @@ class LASER(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
-        check_choice("outcome", outcome, get_args(Outcome))
-        check_choice("heads", heads, get_args(HeadLayout))
+        checks.check_parsed(type(self), formula)
+        checks.check_choice("outcome", outcome, get_args(Outcome))
+        checks.check_choice("heads", heads, get_args(HeadLayout))
         for name, units in (("hidden", hidden), ("head_hidden", head_hidden)):
             if isinstance(units, int) or not all(
                 isinstance(one, int | np.integer) and one > 0 for one in units
             ):
                 raise ModelError(f"{name}: expected units of layers, as in (10, 10), received {units!r}")
-        check_integer("width", width, 1)
+        checks.check_integer("width", width, 1)
         self.outcome: Outcome = outcome
         self.distribution = INVENTED[outcome]
         self.hidden, self.head_hidden = tuple(map(int, hidden)), tuple(map(int, head_hidden))
@@ -235,7 +228,7 @@ class LASER(VerticalModel):
         self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
 
     @classmethod
-    @checks_arguments
+    @checks.checks_arguments
     @inherits_params(VerticalModel.from_formula)
     @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
@@ -286,7 +279,7 @@ class LASER(VerticalModel):
             )
         return lay_out(self.design, blocks, seen)
 
-    @checks_arguments
+    @checks.checks_arguments
     def fit(
         self,
         *,
@@ -392,14 +385,14 @@ class LASER(VerticalModel):
         <LASERResults: standard, 600 entities; see .summary()>
         """
         call = Call.of(self.fit, locals())
-        check_choice("method", method, get_args(Method))
+        checks.check_choice("method", method, get_args(Method))
         masked = self._masks_outputs(method, masked)
         schedule = (PUBLISHED if paper else DEFAULTS).chosen(
             epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, decay=decay, balanced=balanced
         )
-        check_integer("seed", seed, 0)
+        checks.check_integer("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
-            check_share(name, share)
+            checks.check_share(name, share)
         # A response without classes has no weights; its holder refuses balanced=True.
         weighed = schedule.balanced and (self.outcome != "normal" or balanced is not None)
         request = self._outcome_request(label_epsilon, weighed)
@@ -433,7 +426,7 @@ class LASER(VerticalModel):
     def _outcome_request(self, label_epsilon: float | None, balanced: bool) -> OutcomeRequest:
         """Describe the response to its holder, with the epsilon of its randomized labels."""
         if label_epsilon is not None:
-            check_positive("label_epsilon", label_epsilon)
+            checks.check_positive("label_epsilon", label_epsilon)
             if self.outcome == "normal" or label_epsilon >= MOST_EPSILON:
                 raise ModelError(
                     f"label_epsilon: expected classes, and a number below {MOST_EPSILON:g}; received "
@@ -490,7 +483,7 @@ class LASER(VerticalModel):
         K, sums = len(self.layout.sites), METHODS[method].sums
         if masked is None:
             return hides(K) and sums
-        check_choice("masked", masked, (True, False))
+        checks.check_choice("masked", masked, (True, False))
         if masked and (K < 2 or not sums):
             raise ModelError(
                 "masked=True adds up one network of each of several sites, and requires method='laser' or "

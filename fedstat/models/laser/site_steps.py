@@ -14,18 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation import message
 from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import (
-    aggregate,
-    check_allocation,
-    check_lengths,
-    control,
-    per_entity,
-    presence,
-)
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser import torch_modules
@@ -146,14 +139,14 @@ def _site(state: State) -> SiteTraining:
     return state.use(ITEM, SiteTraining, NOT_STARTED)
 
 
-ROWS = presence("which of the site's entities are in the batch", dtype="int64")
-AT = presence("their positions in a masked batch", dtype="int64")
-BATCH = control("rows of a masked batch", 0)
-GRADIENT = per_entity(
+ROWS = message.presence("which of the site's entities are in the batch", dtype="int64")
+AT = message.presence("their positions in a masked batch", dtype="int64")
+BATCH = message.control("rows of a masked batch", 0)
+GRADIENT = message.per_entity(
     "derivatives of the loss by the networks' outputs", 2, optional=True, dtype="float64", weighs="gradients"
 )
-OUTPUTS = per_entity("outputs of the site's networks", 2, maskable=True)
-BEST = control("whether the networks of the best look are taken", 0)
+OUTPUTS = message.per_entity("outputs of the site's networks", 2, maskable=True)
+BEST = message.control("whether the networks of the best look are taken", 0)
 
 
 @step(
@@ -161,12 +154,12 @@ BEST = control("whether the networks of the best look are taken", 0)
     "stage_block stage_outcome start_heads distil",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     releases={
-        "tails": aggregate(
+        "tails": message.aggregate(
             "robust locations and scales of columns with heavy tails", 2, optional=True, behind=(EntityCount,)
         )
     },
     request=NetworksRequest,
-    requests=control("layers, training and seed"),
+    requests=message.control("layers, training and seed"),
 )
 def start_networks(
     data: SiteData, state: State, request: NetworksRequest, training: Floats | None = None
@@ -180,7 +173,7 @@ def start_networks(
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
         X = with_distilled(X, learned.widths, learned.theta)
     widths = (X.shape[1], *request.hidden, request.width)
-    check_allocation(data.name, ADAM * request.count * count_parameters(widths), X.size)
+    message.check_allocation(data.name, ADAM * request.count * count_parameters(widths), X.size)
     if request.module:
         networks: Networks = torch_modules.ModuleNetworks.of(
             request.module, X.shape[1], request.width, request.optimizer
@@ -204,7 +197,7 @@ def start_networks(
         "rows": ROWS,
         "at": AT,
         "batch": BATCH,
-        "keep": control("whether the latest look was the best", 0),
+        "keep": message.control("whether the latest look was the best", 0),
         "gradient": GRADIENT,
     },
     releases={"outputs": OUTPUTS},
@@ -251,7 +244,7 @@ def _run(data: SiteData, site: SiteTraining, rows: Ints) -> tuple[list[Floats], 
     """Activations by network on some rows of the block, and the outputs side by side."""
     networks, n = site.networks, site.X.shape[1]
     m, d = len(networks.theta), int(networks.widths[-1])
-    check_allocation(data.name, len(rows) * m * int(networks.widths.sum()), site.X.size)
+    message.check_allocation(data.name, len(rows) * m * int(networks.widths.sum()), site.X.size)
     if len(rows) == 0:
         return [], np.zeros((0, m * d))
     if not 0 <= rows.min() <= rows.max() < n:
@@ -268,8 +261,8 @@ def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
     """Place outputs at their positions in a batch; unchanged if it has none."""
     if batch == 0:
         return outputs
-    check_allocation(data.name, batch * outputs.shape[1], data.table.n_rows * outputs.shape[1])
-    check_lengths(data.name, at=(at, len(outputs)))
+    message.check_allocation(data.name, batch * outputs.shape[1], data.table.n_rows * outputs.shape[1])
+    message.check_lengths(data.name, at=(at, len(outputs)))
     if len(at):
         check_positions(data.name, at, batch)
     padded = np.zeros((batch, outputs.shape[1]))
@@ -290,7 +283,7 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
     FAMILY,
     "release_training release_training_of_heads release_heads look train learn judge",
     takes={"best": BEST, "gradient": GRADIENT},
-    releases={"parameters": aggregate("parameters of the networks", 2, behind=(EntityCount,))},
+    releases={"parameters": message.aggregate("parameters of the networks", 2, behind=(EntityCount,))},
 )
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
@@ -309,22 +302,22 @@ def release_networks(
 @step(
     FAMILY,
     takes={
-        "parameters": aggregate("parameters of the networks", 2, dtype="float64"),
-        "hidden": control("units of the hidden layers", dtype="int64"),
-        "width": control("outputs of a network", 0),
-        "shift": aggregate("means of the columns in the fit", dtype="float64"),
-        "scale": aggregate("standard deviations of the columns in the fit", dtype="float64"),
-        "compressed": control("whether a column enters as asinh of its units", dtype="bool"),
-        "rows": presence("positions of the site's entities", dtype="int64"),
-        "n": control("number of entities", 0),
-        "distilled": aggregate(
+        "parameters": message.aggregate("parameters of the networks", 2, dtype="float64"),
+        "hidden": message.control("units of the hidden layers", dtype="int64"),
+        "width": message.control("outputs of a network", 0),
+        "shift": message.aggregate("means of the columns in the fit", dtype="float64"),
+        "scale": message.aggregate("standard deviations of the columns in the fit", dtype="float64"),
+        "compressed": message.control("whether a column enters as asinh of its units", dtype="bool"),
+        "rows": message.presence("positions of the site's entities", dtype="int64"),
+        "n": message.control("number of entities", 0),
+        "distilled": message.aggregate(
             "parameters of a network for additional inputs", 2, optional=True, dtype="float64"
         ),
-        "joint": control("outputs of that network", 0, optional=True),
-        "permuted": control("number of a permutation of the rows", 0, optional=True),
+        "joint": message.control("outputs of that network", 0, optional=True),
+        "permuted": message.control("number of a permutation of the rows", 0, optional=True),
     },
     releases={"outputs": OUTPUTS},
-    requests=control("name of a module that replaces the networks"),
+    requests=message.control("name of a module that replaces the networks"),
 )
 def represent(
     data: SiteData,
@@ -351,7 +344,7 @@ def represent(
     """
     X = block_of(state).X
     p = X.shape[1]
-    check_lengths(
+    message.check_lengths(
         data.name, shift=(shift, p), scale=(scale, p), compressed=(compressed, p), rows=(rows, len(X))
     )
     if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
@@ -366,7 +359,7 @@ def represent(
         outputs = torch_modules.evaluate_module(str(module), parameters, int(width), Z)
     else:
         outputs = evaluate(parameters, (Z.shape[1], *hidden.tolist(), int(width)), Z)
-    check_allocation(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
+    message.check_allocation(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
     out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
     out[rows] = outputs.reshape(len(X), -1)
     return {"outputs": out}

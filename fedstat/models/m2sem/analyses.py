@@ -12,13 +12,7 @@ import numpy as np
 from fedstat.codec import from_json, to_json
 from fedstat.errors import MessageError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.disclosure.facts import (
-    FactorsRequested,
-    GroupSums,
-    LevelRowCounts,
-    RowGroups,
-    SummedColumns,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
@@ -52,7 +46,7 @@ class OutsideRequest:
     clusters: int
 
 
-BEHIND = (FactorsRequested, GroupSums, RowGroups)
+BEHIND = (facts.FactorsRequested, facts.GroupSums, facts.RowGroups)
 
 
 @step(
@@ -66,7 +60,7 @@ BEHIND = (FactorsRequested, GroupSums, RowGroups)
     rows_behind=BEHIND,
     request=OutsideRequest,
     requests=control("a variable and the number of clusters"),
-    replies=schema("levels of a variable", behind=(FactorsRequested,)),
+    replies=schema("levels of a variable", behind=(facts.FactorsRequested,)),
 )
 def sum_outside(
     data: SiteData, state: State, request: OutsideRequest, cluster: Ints
@@ -86,7 +80,7 @@ def sum_outside(
     if column_kind(column, data.name, request.variable) == "category":
         present = column.dropna()
         levels, counts = find_levels(present), present.value_counts()
-        state.report(LevelRowCounts(request.variable, [int(counts[level]) for level in levels]))
+        state.report(facts.LevelRowCounts(request.variable, [int(counts[level]) for level in levels]))
     used = column.notna().to_numpy(dtype=np.bool_) & (cluster >= 0)
     rows, code = np.flatnonzero(used), cluster[used]
     values: Floats
@@ -96,14 +90,14 @@ def sum_outside(
         cells = np.array([values[code == k].sum(axis=0) for k in range(K)])
         for k in range(K):
             state.report(
-                LevelRowCounts(f"{request.variable} in cluster {k + 1}", cells[k].astype(int).tolist())
+                facts.LevelRowCounts(f"{request.variable} in cluster {k + 1}", cells[k].astype(int).tolist())
             )
         summed = None
     else:
         values = as_numbers(column[used], data.name, request.variable)[:, None]
-        summed = SummedColumns(values, code)
+        summed = facts.SummedColumns(values, code)
     state.count_entities(len(rows))
-    state.report(GroupSums(code, summed=summed), RowGroups("", code, rows))
+    state.report(facts.GroupSums(code, summed=summed), facts.RowGroups("", code, rows))
     sums = sums_by_cluster(values, code, K)
     return {"entities": sums.entities, "means": sums.means, "products": sums.products}, to_json(levels)
 

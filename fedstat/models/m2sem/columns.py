@@ -15,13 +15,7 @@ from fedstat.federation.design.coding import BlockSpec, read_terms
 from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.formula.parse import SiteTerms
 from fedstat.federation.design.levels import check_declared
-from fedstat.federation.disclosure.facts import (
-    EntityCount,
-    FactorsRequested,
-    FormulaFactor,
-    LevelRowCounts,
-    SummedColumns,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control, presence, schema
@@ -84,8 +78,8 @@ def open_covariates(
     )
     # Levels are released with their names; means, deviations and slopes of covariates with the estimates.
     for name in block.spec.levels:
-        state.report(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
-    state.report(SummedColumns(block.X))
+        state.report(facts.LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.report(facts.SummedColumns(block.X))
     units = np.array([block.X.mean(axis=0), block.X.std(axis=0)])
     reported = CovariatesReply(block.spec.names, block.spec.levels, int(use.sum() - block.seen.sum()))
     return OpenedCovariates(block.spec, block.X, units), block.seen, reported
@@ -140,7 +134,7 @@ class OpenedModalities:
         return None if self.covariates is None else self.covariates.standardized
 
 
-COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
+COLUMN_FACTS: tuple[type, ...] = (facts.EntityCount, facts.FactorsRequested)
 
 
 @step(
@@ -178,10 +172,10 @@ def take_columns(
     picked = pick_columns(data.frame, names, data.name)
     kinds = {name: column_kind(one, data.name, name) for name, one in picked.items()}
     factors = [
-        FormulaFactor(name, (name,), ("C",) if kind == "category" or name in leveled else ())
+        facts.FormulaFactor(name, (name,), ("C",) if kind == "category" or name in leveled else ())
         for name, kind in kinds.items()
     ]
-    state.report(FactorsRequested(factors))
+    state.report(facts.FactorsRequested(factors))
     return picked
 
 
@@ -214,7 +208,7 @@ def _describe_column(
             "out"
         )
     counts = present.value_counts()
-    counted = LevelRowCounts(name, [int(counts[level]) for level in levels])
+    counted = facts.LevelRowCounts(name, [int(counts[level]) for level in levels])
     if category or said is not None:
         state.report(counted)
     elif len(levels) <= FEW_VALUES:

@@ -17,30 +17,15 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession, least_rows
-from fedstat.models.checks import (
-    check_choice,
-    check_integer,
-    check_layout,
-    check_masked,
-    checks_arguments,
-)
+from fedstat.models import checks
 from fedstat.models.explain import DryRunPlan, Explainable
+from fedstat.models.m2sem import specification
 from fedstat.models.m2sem.em import MixtureExchange, StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_sites
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
 from fedstat.models.m2sem.request import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.results import M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
-from fedstat.models.m2sem.specification import (
-    ColumnsSchema,
-    agree_columns,
-    check_adjusted,
-    check_sizes,
-    choose_columns,
-    read_adjust,
-    warn_of_lacking,
-    who_has_whom,
-)
 from fedstat.models.m2sem.steps import withheld
 from fedstat.models.m2sem.summary import adjusted_in_words
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -148,9 +133,9 @@ class M2SEM(Explainable):
         nominal: Sequence[str] = (),
         coordinator: str | None = None,
     ) -> None:
-        check_layout(type(self).__name__, partition, "vertical")
-        check_integer("n_clusters", n_clusters, 1)
-        check_integer("n_factors", n_factors, 0)
+        checks.check_layout(type(self).__name__, partition, "vertical")
+        checks.check_integer("n_clusters", n_clusters, 1)
+        checks.check_integer("n_factors", n_factors, 0)
         if n_clusters > MOST_CLUSTERS or n_factors > MOST_FACTORS:
             raise ModelError(
                 f"n_clusters, n_factors: expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors"
@@ -158,26 +143,28 @@ class M2SEM(Explainable):
         self.partition, self.engine = partition, partition.engine
         self.n_clusters, self.n_factors = int(n_clusters), int(n_factors)
         self.coordinator = coordinator or partition.coordinator or "apart"
-        check_choice("coordinator", self.coordinator, ("apart", *partition.sites))
+        checks.check_choice("coordinator", self.coordinator, ("apart", *partition.sites))
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
-        terms = read_adjust(adjust, partition)
-        self._chosen = choose_columns(partition, columns, modalities, said, terms)
-        check_adjusted(terms, self._chosen, one_for_all=isinstance(adjust, str))
+        terms = specification.read_adjust(adjust, partition)
+        self._chosen = specification.choose_columns(partition, columns, modalities, said, terms)
+        specification.check_adjusted(terms, self._chosen, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
         self._log = CoordinatorLog()
         self._agreement = self._new_ledger()
         least = least_rows(self._policies)
         self._requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=least)
-        self._agreed: ColumnsSchema = self.engine.run(
-            agree_columns(self._requester, self._chosen), self._agreement
+        self._agreed: specification.ColumnsSchema = self.engine.run(
+            specification.agree_columns(self._requester, self._chosen), self._agreement
         )
-        warn_of_lacking(self._agreed.covariates)
+        specification.warn_of_lacking(self._agreed.covariates)
         limits = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
-        self._subjects, _ = who_has_whom(self._agreed, partition.rows, partition.n_entities, limits)
-        check_sizes(self._agreed, self._subjects, self.n_clusters, self.n_factors)
+        self._subjects, _ = specification.who_has_whom(
+            self._agreed, partition.rows, partition.n_entities, limits
+        )
+        specification.check_sizes(self._agreed, self._subjects, self.n_clusters, self.n_factors)
 
     @classmethod
-    @checks_arguments
+    @checks.checks_arguments
     @inherits_signature(__init__, without=["columns"])
     def from_formula(
         cls,
@@ -202,7 +189,7 @@ class M2SEM(Explainable):
         FormulaError
             A term is not a column; add a transformed column to the table first.
         """
-        check_layout(cls.__name__, partition, "vertical")
+        checks.check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
         if everything == {name for terms in parsed.sites for name in terms.terms}:
@@ -235,7 +222,7 @@ class M2SEM(Explainable):
     def _distribution_text(self) -> str:
         return "a mixture of factor models" if self.n_factors else "latent classes"
 
-    @checks_arguments
+    @checks.checks_arguments
     def fit(
         self,
         *,
@@ -299,9 +286,9 @@ class M2SEM(Explainable):
             Two sites: each part of a sum follows from the other part.
         """
         call = Call.of(self.fit, locals())
-        check_choice("cov_type", cov_type, ("observed", None))
+        checks.check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, maxiter, seed)
-        check_integer("half_samples", half_samples, 0)
+        checks.check_integer("half_samples", half_samples, 0)
         plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
         return run_fit(self, call, M2SEM._estimate, plan, self._masked(masked), seed, maxiter)
 
@@ -420,11 +407,11 @@ class M2SEM(Explainable):
     def _plan_fit(
         self, select: Select | None, n_init: int, starts: Starts, local_steps: int, maxiter: int, seed: int
     ) -> MixturePlan:
-        check_choice("select", select, ("bic", "ebic", "icl", None))
-        check_choice("starts", starts, ("all", "sum"))
+        checks.check_choice("select", select, ("bic", "ebic", "icl", None))
+        checks.check_choice("starts", starts, ("all", "sum"))
         for name, value in (("n_init", n_init), ("local_steps", local_steps), ("maxiter", maxiter)):
-            check_integer(name, value, 1)
-        check_integer("seed", seed, 0)
+            checks.check_integer(name, value, 1)
+        checks.check_integer("seed", seed, 0)
         begin = StartPlan(int(n_init), starts == "all", 1, int(local_steps), 15)
         return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
@@ -434,7 +421,7 @@ class M2SEM(Explainable):
     def _masked(self, masked: bool | None) -> Sequence[str]:
         """Sites that mask their sums: all, if masks hide something or are requested."""
         sites, wanted = self._subjects.sites, any(p.masked_only for p in self._policies.values())
-        return sites if check_masked(masked, len(sites), wanted) else ()
+        return sites if checks.check_masked(masked, len(sites), wanted) else ()
 
     def _columns_read(self, site: str) -> Sequence[str]:
         adjust = self._chosen.adjust.get(site)

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fedstat import plotting
 from fedstat.errors import NotAvailableError
 from fedstat.models.m2sem.record import M2SEMRecord
-from fedstat.plotting import (
-    COLORS,
-    NARROW,
-    SMALL,
-    axes_for,
-    axes_width_inches,
-    name_width,
-    set_headline,
-    shorten,
-    thin_labels,
-    title_figure,
-)
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -77,7 +66,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
     """Draw a panel for each modality, a line for each cluster."""
     frame = places(r, selected)
     groups = [(key, part) for key, part in frame.groupby(level=["site", "modality"], sort=False)]
-    complete = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
+    complete = plotting.axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
     figure = complete.get_figure(root=True)
     assert figure is not None
     complete.remove()
@@ -87,19 +76,19 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
         y = np.arange(len(part))[::-1]
         for number, (k, values) in enumerate(part.items()):
             label = f"cluster {k} ({r.shares[number]:.0%})"
-            color = COLORS[number % len(COLORS)]
+            color = plotting.COLORS[number % len(plotting.COLORS)]
             ax.plot(values.to_numpy(), y, "o-", color=color, linewidth=1.0, markersize=4, label=label)
         ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
-        names = [shorten(str(key[2]), 28) for key in part.index]
-        ax.set_yticks(y, names, fontsize=SMALL, parse_math=False)
+        names = [plotting.shorten(str(key[2]), 28) for key in part.index]
+        ax.set_yticks(y, names, fontsize=plotting.SMALL, parse_math=False)
         title = str(site) if site == modality else f"{site}: {modality}"
-        ax.set_title(title, fontsize=SMALL, fontweight="bold", loc="left", parse_math=False)
+        ax.set_title(title, fontsize=plotting.SMALL, fontweight="bold", loc="left", parse_math=False)
         ax.set_ylim(-0.6, len(part) - 0.4)
         ax.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("distance from the overall mean, in standard deviations of the column")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=SMALL, ncols=2)
-    title_figure(figure, "Profiles of the clusters")
+    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=plotting.SMALL, ncols=2)
+    plotting.title_figure(figure, "Profiles of the clusters")
     figure.set_layout_engine("none")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
     return figure
@@ -108,17 +97,17 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
 def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     """Draw a row for each column, a column for each cluster."""
     frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
-    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), masked=())
+    ax = plotting.axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), masked=())
     values = frame.to_numpy()
     most = max(float(np.abs(values).max()), 1e-12)
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    most_wide = name_width(ax, 0.4, 40)
-    names = [shorten(f"{site}: {name}", most_wide) for site, _, name in frame.index]
-    ax.set_yticks(range(len(frame)), names, fontsize=SMALL, parse_math=False)
+    most_wide = plotting.name_width(ax, 0.4, 40)
+    names = [plotting.shorten(f"{site}: {name}", most_wide) for site, _, name in frame.index]
+    ax.set_yticks(range(len(frame)), names, fontsize=plotting.SMALL, parse_math=False)
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")
-    where: dict[str, Any] = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {}
+    where: dict[str, Any] = {"location": "bottom"} if plotting.axes_width_inches(ax) < plotting.NARROW else {}
     ax.figure.colorbar(image, ax=ax, label="standard deviations from the mean", **where)
-    set_headline(ax, "Profiles of the clusters")
-    thin_labels(ax)
+    plotting.set_headline(ax, "Profiles of the clusters")
+    plotting.thin_labels(ax)
     return ax

@@ -11,16 +11,10 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import gains_little
+from fedstat.models.m2sem import selection
 from fedstat.models.m2sem.em import CHANGE, MixtureExchange, MixtureState, StartPlan, start
 from fedstat.models.m2sem.information import ObservedInformation, request_information
 from fedstat.models.m2sem.request import ModalityRequest
-from fedstat.models.m2sem.selection import (
-    EvaluatedSupport,
-    SupportPath,
-    continued,
-    select_in_halves,
-    select_support,
-)
 from fedstat.typing import Bools, Floats
 
 PATH_STEPS = 6
@@ -41,7 +35,7 @@ class MixtureFit:
     w: Floats
     released: Sequence[Reply]
     history: Sequence[tuple[int, str, float]]
-    judged: Sequence[EvaluatedSupport]
+    judged: Sequence[selection.EvaluatedSupport]
     select: str | None
     rounds: int
     converged: bool
@@ -77,17 +71,17 @@ def fit_mixture(
             f"{one.failed}, for every start, so its owner does not release means of clusters (min_count). "
             "Take fewer clusters, or leave that site's columns out"
         )
-    judged: list[EvaluatedSupport] = []
+    judged: list[selection.EvaluatedSupport] = []
     frequencies: Mapping[str, Floats] | None = None
     if plan.select is not None:
         places = [
             np.arange(len(m.columns) + 1) < len(m.columns) for c in sorted(modalities) for m in modalities[c]
         ]
         columns = np.concatenate(places)
-        path = SupportPath(exchange, one, plan.select, min(PATH_STEPS, plan.local_steps), columns)
-        one = yield from select_support(exchange, path)
+        path = selection.SupportPath(exchange, one, plan.select, min(PATH_STEPS, plan.local_steps), columns)
+        one = yield from selection.select_support(exchange, path)
         if plan.half_samples and path.met:
-            frequencies = yield from select_in_halves(exchange, path, plan.half_samples, kept=[one])
+            frequencies = yield from selection.select_in_halves(exchange, path, plan.half_samples, kept=[one])
         judged = path.table()
     yield from exchange.ascend([one], plan.local_steps, FINAL_ROUNDS)
     # Without factors there are no nodes.
@@ -107,7 +101,7 @@ def refine(
     exchange: MixtureExchange, one: MixtureState, plan: MixturePlan
 ) -> FitProtocol[tuple[MixtureState, float]]:
     """Continue with more nodes; return how much posteriors differ at the same parameters."""
-    finer = continued(one, one.penalties, fixed=one.fixed)
+    finer = selection.continued(one, one.penalties, fixed=one.fixed)
     finer.nodes, finer.name = plan.fine, "more nodes"
     before = one.r
     yield from exchange.improve([finer], 0)
@@ -127,7 +121,7 @@ def finish(
     exchange: MixtureExchange,
     one: MixtureState,
     plan: MixturePlan,
-    judged: Sequence[EvaluatedSupport],
+    judged: Sequence[selection.EvaluatedSupport],
     coarse: float,
 ) -> FitProtocol[MixtureFit]:
     """Request parameters and profiles, with the largest cluster first."""

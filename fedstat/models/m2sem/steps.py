@@ -11,16 +11,7 @@ from scipy.cluster.vq import kmeans2
 
 from fedstat.codec import from_json
 from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError, PolicyError
-from fedstat.federation.disclosure.facts import (
-    CaseWeights,
-    EntityCount,
-    FactorsRequested,
-    GroupSums,
-    LevelRowCounts,
-    RowGroups,
-    SummedColumns,
-    WeightedEstimates,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
@@ -76,10 +67,10 @@ POSTERIORS = per_entity(
 )
 SLOT = control("which mixture", 0)
 DIFFERENCES = per_entity("log densities given each cluster, less that of the last", 2, maskable=True)
-BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
-RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
-MEMBERS: tuple[type, ...] = (*RELEASED, GroupSums)
-ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
+BEHIND: tuple[type, ...] = (facts.EntityCount, facts.CaseWeights)
+RELEASED: tuple[type, ...] = (*BEHIND, facts.RowGroups, facts.WeightedEstimates)
+MEMBERS: tuple[type, ...] = (*RELEASED, facts.GroupSums)
+ADJUSTED: tuple[type, ...] = (*RELEASED, facts.FactorsRequested, facts.SummedColumns)
 
 
 @step(
@@ -91,7 +82,7 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
         "number": control("which of these it is", 0),
     },
     releases={"skewed": aggregate("skewed columns", dtype="bool")},
-    rows_behind=(EntityCount,),
+    rows_behind=(facts.EntityCount,),
     request=BeginRequest,
     requests=control("numbers of factors and nodes", common=True),
 )
@@ -128,7 +119,7 @@ def begin(
     except ModelError as error:
         raise DesignError(f"{data.name}: {error}") from error
     state.keep(MIXTURES, held, len(place))
-    state.report(EntityCount(len(place)))
+    state.report(facts.EntityCount(len(place)))
     return {"skewed": skewed_columns(opened)}
 
 
@@ -164,7 +155,7 @@ def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) 
         raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analyzed")
     workspace = held.workspace(analysis.factors, analysis.nodes)
     workspace.put(analysis)
-    state.report(EntityCount(len(held.place)))
+    state.report(facts.EntityCount(len(held.place)))
     return {"labels": nearest_centers(workspace.scores(), int(clusters), crc32(data.name.encode()))}
 
 
@@ -241,7 +232,7 @@ def check_posteriors(state: State, r: Floats) -> None:
     for k, (total, squares) in enumerate(
         zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)
     ):
-        state.report(CaseWeights(total, squares, (f"cluster {k + 1}",)))
+        state.report(facts.CaseWeights(total, squares, (f"cluster {k + 1}",)))
 
 
 def _check_reported(
@@ -318,8 +309,8 @@ def release_modalities(
     # that still move, and sums under both would reveal these.
     r = np.ascontiguousarray((r if found.shaped is None else found.shaped)[:, order])
     check_posteriors(state, r)
-    state.report(RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
-    state.report(WeightedEstimates(r, rows))
+    state.report(facts.RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
+    state.report(facts.WeightedEstimates(r, rows))
     workspace = held.workspace(found.factors, found.nodes)
     workspace.put(found)
     for m in workspace.modalities:
@@ -380,7 +371,7 @@ def sum_members(
     """
     widths = [one.requested.most_levels for one in opened.modalities for _ in one.requested.columns]
     try:
-        state.report(GroupSums(code))
+        state.report(facts.GroupSums(code))
     except PolicyError:
         # Too few entities have a most likely cluster, whose weights may still be many.
         return np.zeros((K, sum(widths))), np.zeros(len(widths), dtype=np.bool_)
@@ -398,9 +389,9 @@ def sum_members(
                 if not one.requested.continuous:
                     for k in range(K):
                         counts = cells[own == k].sum(axis=0).astype(int).tolist()
-                        state.report(LevelRowCounts(column.name, counts))
-                summed = SummedColumns(cells, own) if one.requested.continuous else None
-                state.report(GroupSums(own, summed=summed))
+                        state.report(facts.LevelRowCounts(column.name, counts))
+                summed = facts.SummedColumns(cells, own) if one.requested.continuous else None
+                state.report(facts.GroupSums(own, summed=summed))
                 means = np.array([cells[own == k].mean(axis=0) for k in range(K)])
                 shown.append(True)
             except PolicyError:
@@ -533,7 +524,7 @@ def withheld(site: str, policy: Policy, modalities: Sequence[ModalityRequest], a
     )
 
 
-SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
+SCORE_FACTS = (facts.EntityCount, facts.CaseWeights, facts.GroupSums, facts.RowGroups)
 
 
 @step(
@@ -580,7 +571,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
         }
     rows = np.flatnonzero(held.opened.seen)
     everyone = np.zeros(n, dtype=np.int64)
-    state.report(GroupSums(everyone, columns=max(q - 1, 0)), RowGroups("", everyone, rows))
+    state.report(facts.GroupSums(everyone, columns=max(q - 1, 0)), facts.RowGroups("", everyone, rows))
     columns = local.columns.transpose(1, 0, 2).reshape(K * n, q)
     units = np.sqrt(np.mean(columns**2, axis=0))
     units[units == 0.0] = 1.0
@@ -607,13 +598,16 @@ def rows_of(state: State, which: str) -> Ints:
 
 def behind(
     data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints, both: Bools, marks: Array
-) -> tuple[tuple[GroupSums, RowGroups], Callable[[], None]]:
+) -> tuple[tuple[facts.GroupSums, facts.RowGroups], Callable[[], None]]:
     """Report that a product is a sum over all entities that both have, and its number of columns."""
     held = state.use(SCORES_ITEM, LocalScores)
     once = rows < len(held.rows) // held.clusters
     code = group[once]
     columns = part.product.columns_a + part.product.columns_b - 1
-    return (GroupSums(code, columns=columns), RowGroups("", code, held.rows[rows[once]])), lambda: None
+    return (
+        facts.GroupSums(code, columns=columns),
+        facts.RowGroups("", code, held.rows[rows[once]]),
+    ), lambda: None
 
 
 def supports_of(data: SiteData, state: State, which: str) -> Supports:

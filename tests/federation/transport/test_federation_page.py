@@ -15,8 +15,9 @@ from test_approval_served import NAMES, POLICY, frames
 import fedstat as fs
 from fedstat.codec import to_json
 from fedstat.errors import ConsentError, SecurityError
+from fedstat.federation.disclosure.approval import APPROVAL_FAMILY
 from fedstat.federation.message import Purpose, Reply, Request
-from fedstat.federation.protocols.plan_approval import APPROVAL_FAMILY, PlanStatus
+from fedstat.federation.protocols.plan_approval import PlanStatus
 from fedstat.federation.transport.analysis_notes import (
     NOTES,
     AnalysisNote,

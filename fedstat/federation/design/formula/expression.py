@@ -11,33 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.syntax_tree import (
-    ALLOWED,
-    ALLOWED_NUMERIC,
-    ELEMENTWISE,
-    MAX_EXPONENT,
-    MAX_NUMBER,
-    PLACES,
-    TRANSFORMS,
-    TREATMENT,
-    WRITTEN,
-    Arithmetic,
-    Category,
-    Column,
-    Counts,
-    Expression,
-    Level,
-    Negative,
-    Number,
-    Option,
-    Relation,
-    Survival,
-    Transform,
-    TransformSignature,
-    Tree,
-    is_number,
-    iter_columns,
-)
+from fedstat.federation.design.formula import syntax_tree
 
 # ----------------------------------------------------------------------------------------------------
 # From the syntax tree of one factor to the allowed language, node by node, with no way for anything else.
@@ -84,7 +58,7 @@ _NODE_NAMES: Mapping[type[ast.AST], str] = {
 }
 
 
-def refuse_formula(found: str, text: str, remedy: str = ALLOWED) -> FormulaError:
+def refuse_formula(found: str, text: str, remedy: str = syntax_tree.ALLOWED) -> FormulaError:
     """Error for something `found` in a formula that is outside its language; `remedy` is allowed."""
     shown = text if len(text) <= 80 else text[:77] + "..."
     return FormulaError(f"formula: {found} in {shown!r} is not allowed; {remedy}.")
@@ -95,11 +69,11 @@ class SyntaxConverter:
     """Converts a syntax tree; every method refuses what it does not know."""
 
     text: str
-    transforms: Mapping[str, TransformSignature]
+    transforms: Mapping[str, syntax_tree.TransformSignature]
     allowed: str
     depth: int = 0
 
-    def response(self, node: ast.expr) -> Tree:
+    def response(self, node: ast.expr) -> syntax_tree.Tree:
         """Convert the left side of a formula: numbers, one comparison, counts, or times with an event."""
         match node:
             case ast.Call(func=ast.Name(id="cbind")):
@@ -113,7 +87,7 @@ class SyntaxConverter:
             case _:
                 return self._inside(node)
 
-    def _inside(self, node: ast.expr) -> Tree:
+    def _inside(self, node: ast.expr) -> syntax_tree.Tree:
         """Convert numbers, or one comparison."""
         match node:
             case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
@@ -123,7 +97,7 @@ class SyntaxConverter:
             case _:
                 return self.numeric(node)
 
-    def factor(self, node: ast.expr) -> Tree:
+    def factor(self, node: ast.expr) -> syntax_tree.Tree:
         """Convert a factor of the right side: a column, a category, a transform, or what I() holds."""
         match node:
             case ast.Name():
@@ -137,7 +111,7 @@ class SyntaxConverter:
             case _:
                 raise self._refusal(node)
 
-    def numeric(self, node: ast.expr) -> Tree:
+    def numeric(self, node: ast.expr) -> syntax_tree.Tree:
         """Convert an expression with one number per row."""
         # A deep tree would exhaust the stack of its reader, here or at a site.
         self.depth += 1
@@ -148,22 +122,24 @@ class SyntaxConverter:
         finally:
             self.depth -= 1
 
-    def _numeric(self, node: ast.expr) -> Tree:
+    def _numeric(self, node: ast.expr) -> syntax_tree.Tree:
         match node:
             # Before the numbers, since a bool is an int to Python's patterns.
             case ast.Constant(value=bool() | complex()):
                 raise self._refusal(node)
-            case ast.Constant(value=int() | float() as value) if abs(value) <= MAX_NUMBER:
-                return Number(float(value))
+            case ast.Constant(value=int() | float() as value) if abs(value) <= syntax_tree.MAX_NUMBER:
+                return syntax_tree.Number(float(value))
             case ast.Name():
                 return self._column(node)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return Negative(self.numeric(operand))
+                return syntax_tree.Negative(self.numeric(operand))
             # An exponent is a small number of the formula: a power of two columns overflows, or has no value.
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
-                return Arithmetic("**", self.numeric(left), self._exponent(right))
+                return syntax_tree.Arithmetic("**", self.numeric(left), self._exponent(right))
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
-                return Arithmetic(_ARITHMETIC[type(operator)], self.numeric(left), self.numeric(right))
+                return syntax_tree.Arithmetic(
+                    _ARITHMETIC[type(operator)], self.numeric(left), self.numeric(right)
+                )
             case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
                 return self.numeric(inside)
             case ast.Call():
@@ -171,26 +147,28 @@ class SyntaxConverter:
             case _:
                 raise self._refusal(node)
 
-    def _column(self, node: ast.Name) -> Column:
-        return Column(node.id[1:-1] if node.id.startswith("`") else node.id)
+    def _column(self, node: ast.Name) -> syntax_tree.Column:
+        return syntax_tree.Column(node.id[1:-1] if node.id.startswith("`") else node.id)
 
-    def _exponent(self, node: ast.expr) -> Number:
+    def _exponent(self, node: ast.expr) -> syntax_tree.Number:
         value = self._literal(node)
-        if not is_number(value) or abs(value) > MAX_EXPONENT:  # type: ignore[arg-type]
-            raise refuse_formula("this exponent", self.text, f"an exponent is a number up to {MAX_EXPONENT}")
-        return Number(float(value))  # type: ignore[arg-type]
+        if not syntax_tree.is_number(value) or abs(value) > syntax_tree.MAX_EXPONENT:  # type: ignore[arg-type]
+            raise refuse_formula(
+                "this exponent", self.text, f"an exponent is a number up to {syntax_tree.MAX_EXPONENT}"
+            )
+        return syntax_tree.Number(float(value))  # type: ignore[arg-type]
 
-    def _counts(self, node: ast.Call) -> Counts:
+    def _counts(self, node: ast.Call) -> syntax_tree.Counts:
         match node:
             case ast.Call(args=[successes, failures], keywords=[]):
                 # Each count is of its row alone: scaled or centered it would be none.
                 rows = row_by_row(self.text)
-                return Counts(rows.numeric(successes), rows.numeric(failures))
+                return syntax_tree.Counts(rows.numeric(successes), rows.numeric(failures))
         raise refuse_formula(
             "this use of cbind(...)", self.text, "write two expressions: cbind(successes, failures)"
         )
 
-    def _survival(self, node: ast.Call) -> Survival:
+    def _survival(self, node: ast.Call) -> syntax_tree.Survival:
         match node:
             case ast.Call(args=[_, _] | [_, _, _], keywords=[]):
                 rows = row_by_row(self.text)
@@ -199,9 +177,9 @@ class SyntaxConverter:
                     case ast.Call(func=ast.Name(id="C")) as causes:
                         category = self._category(causes)
                         if category.levels:
-                            return Survival(times, category)
+                            return syntax_tree.Survival(times, category)
                     case event:
-                        return Survival(times, rows._inside(event))
+                        return syntax_tree.Survival(times, rows._inside(event))
         raise refuse_formula(
             "this use of Surv(...)",
             self.text,
@@ -210,7 +188,7 @@ class SyntaxConverter:
             "C(cause, levels=['none', 'relapse', 'death'])",
         )
 
-    def _categories(self, node: ast.Call) -> Category:
+    def _categories(self, node: ast.Call) -> syntax_tree.Category:
         if len(node.args) > 1:
             raise refuse_formula(
                 "a coding of the response",
@@ -220,20 +198,22 @@ class SyntaxConverter:
             )
         return self._category(node)
 
-    def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Relation:
+    def _comparison(self, symbol: str, left: syntax_tree.Tree, right: ast.expr) -> syntax_tree.Relation:
         match left, right:
-            case Column(), ast.Constant(value=str() as level) if symbol in ("==", "!="):
-                return Relation(symbol, left, Level(level))
+            case syntax_tree.Column(), ast.Constant(value=str() as level) if symbol in ("==", "!="):
+                return syntax_tree.Relation(symbol, left, syntax_tree.Level(level))
             case _:
-                return Relation(symbol, left, self.numeric(right))
+                return syntax_tree.Relation(symbol, left, self.numeric(right))
 
-    def _call(self, node: ast.Call, *, nested: bool) -> Tree:
+    def _call(self, node: ast.Call, *, nested: bool) -> syntax_tree.Tree:
         function = self._function(node.func)
         if function == "Q":
             return self._quoted(node)
         signature = self.transforms.get(function)
         if signature is None or (nested and not signature.nests):
-            raise refuse_formula(f"the call {function}(...)", self.text, PLACES.get(function, self.allowed))
+            raise refuse_formula(
+                f"the call {function}(...)", self.text, syntax_tree.PLACES.get(function, self.allowed)
+            )
         if not node.args:
             raise refuse_formula(f"{function}() without a column", self.text, self.allowed)
         operand = self.numeric(node.args[0])
@@ -241,7 +221,9 @@ class SyntaxConverter:
         node.args[1:] = map(_as_tuple, node.args[1:])
         for option in node.keywords:
             option.value = _as_tuple(option.value)
-        return Transform(function, operand, self._options(node, function, signature), ast.unparse(node))
+        return syntax_tree.Transform(
+            function, operand, self._options(node, function, signature), ast.unparse(node)
+        )
 
     def _function(self, node: ast.expr) -> str:
         match node:
@@ -253,8 +235,8 @@ class SyntaxConverter:
                 raise self._refusal(node)
 
     def _options(
-        self, node: ast.Call, function: str, signature: TransformSignature
-    ) -> tuple[tuple[str, Option], ...]:
+        self, node: ast.Call, function: str, signature: syntax_tree.TransformSignature
+    ) -> tuple[tuple[str, syntax_tree.Option], ...]:
         names = list(signature.options)
         # The first argument is what the transform is applied to, the others are options in the order of the
         # signature.
@@ -262,7 +244,7 @@ class SyntaxConverter:
             raise refuse_formula(f"{function}() with {len(node.args)} arguments", self.text)
         given = [*zip(names, node.args[1:], strict=False)]
         given += [(option.arg or "**", option.value) for option in node.keywords]
-        options: dict[str, Option] = {}
+        options: dict[str, syntax_tree.Option] = {}
         for name, argument in given:
             allowed = signature.options.get(name)
             if allowed is None or name in options:
@@ -275,25 +257,25 @@ class SyntaxConverter:
                 raise refuse_formula(f"this value of {function}({name}=...)", self.text)
         return tuple(options.items())
 
-    def _category(self, node: ast.Call) -> Category:
+    def _category(self, node: ast.Call) -> syntax_tree.Category:
         levels = self._levels(node.keywords)
-        coding, reference = TREATMENT, None
+        coding, reference = syntax_tree.TREATMENT, None
         match node.args:
             case [ast.Name() as name, *contrasts] if len(contrasts) < 2:
-                column: Tree = self._column(name)
+                column: syntax_tree.Tree = self._column(name)
             case [ast.Call() as quoted, *contrasts] if len(contrasts) < 2:
                 column = self._call(quoted, nested=True)
             case _:
                 raise self._refuse_category()
         if contrasts:
             coding, reference = self._contrast(contrasts[0])
-        if not isinstance(column, Column):
+        if not isinstance(column, syntax_tree.Column):
             raise self._refuse_category()
         if levels and reference is not None and reference not in levels:
             raise refuse_formula(
                 "a reference that is no declared level", self.text, "name one of levels=[...]"
             )
-        return Category(column.name, reference, levels, coding)
+        return syntax_tree.Category(column.name, reference, levels, coding)
 
     def _levels(self, keywords: list[ast.keyword]) -> tuple[bool | int | float | str, ...]:
         match keywords:
@@ -311,13 +293,13 @@ class SyntaxConverter:
         remedy = "write C(x), C(x, Treatment('level')), C(x, Sum) or C(x, levels=['one', 'two'])"
         return refuse_formula("this use of C(...)", self.text, remedy)
 
-    def _contrast(self, node: ast.expr) -> tuple[str, Option | None]:
+    def _contrast(self, node: ast.expr) -> tuple[str, syntax_tree.Option | None]:
         """Read a coding, such as ``Sum`` or ``Treatment('level')``, and the level that it names."""
         call = node if isinstance(node, ast.Call) else None
         if call is None and not isinstance(node, ast.Name | ast.Attribute):
             raise self._refuse_category()
         written = self._function(call.func if call else node)
-        coding, argument = WRITTEN.get(written, ("", ""))
+        coding, argument = syntax_tree.WRITTEN.get(written, ("", ""))
         match (call.args, call.keywords) if call else ([], []):
             case [], [] if coding:
                 return coding, None
@@ -330,16 +312,16 @@ class SyntaxConverter:
         )
         raise refuse_formula("this contrast", self.text, remedy)
 
-    def _quoted(self, node: ast.Call) -> Column:
+    def _quoted(self, node: ast.Call) -> syntax_tree.Column:
         match node:
             case ast.Call(args=[ast.Constant(value=str() as name)], keywords=[]):
-                return Column(name)
+                return syntax_tree.Column(name)
             case _:
                 raise refuse_formula(
                     "this use of Q(...)", self.text, "write Q('odd name'): one text, nothing else"
                 )
 
-    def _literal(self, node: ast.expr) -> Option:
+    def _literal(self, node: ast.expr) -> syntax_tree.Option:
         match node:
             case ast.Constant(value=bool() | int() | float() | str() as value):
                 return value
@@ -347,7 +329,7 @@ class SyntaxConverter:
                 return -value
             case ast.Tuple(elts=elements):
                 values = [self._literal(element) for element in elements]
-                if all(map(is_number, values)):
+                if all(map(syntax_tree.is_number, values)):
                     return tuple(float(value) for value in values)  # type: ignore[arg-type]
         raise self._refusal(node)
 
@@ -370,7 +352,7 @@ def _as_tuple(node: ast.expr) -> ast.expr:
 
 def row_by_row(text: str) -> SyntaxConverter:
     """Make a converter that knows no transform with a state: rows are read in chunks and at many sites."""
-    return SyntaxConverter(text, ELEMENTWISE, ALLOWED_NUMERIC)
+    return SyntaxConverter(text, syntax_tree.ELEMENTWISE, syntax_tree.ALLOWED_NUMERIC)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -390,17 +372,17 @@ _STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
 _OUTSIDE_PYTHON = re.compile(rf"(?P<string>{_STRING})|`(?P<quoted>[^`]+)`|(?P<word>[^\W\d]\w*)")
 
 
-def name_expression(name: str) -> Expression:
+def name_expression(name: str) -> syntax_tree.Expression:
     """Factor that is a column as it stands; its name may be any text."""
     if "`" in name:
         text = f"Q({name!r})"
-        return Expression(text, text, Column(name), (name,))
+        return syntax_tree.Expression(text, text, syntax_tree.Column(name), (name,))
     text = name if _BARE.fullmatch(name) else f"`{name}`"
-    return Expression(text, name, Column(name), (name,))
+    return syntax_tree.Expression(text, name, syntax_tree.Column(name), (name,))
 
 
 @lru_cache(maxsize=MOST_PARSED)
-def parse_expression(text: str, *, response: bool = False) -> Expression:
+def parse_expression(text: str, *, response: bool = False) -> syntax_tree.Expression:
     """Read a factor of the right side, such as ``log(x + 1)``, or the left side of a formula.
 
     A response may have arithmetic at the top, and one comparison, ``cbind(successes, failures)``
@@ -410,11 +392,11 @@ def parse_expression(text: str, *, response: bool = False) -> Expression:
     if _BARE.fullmatch(text):
         return name_expression(text)
     node = _parse_python(text)
-    converter = SyntaxConverter(text, TRANSFORMS, ALLOWED)
+    converter = SyntaxConverter(text, syntax_tree.TRANSFORMS, syntax_tree.ALLOWED)
     return _expression(node, converter.response(node) if response else converter.factor(node), text)
 
 
-def parse_numeric(text: str) -> Expression:
+def parse_numeric(text: str) -> syntax_tree.Expression:
     """Read an expression that gives one number per row by itself, for instance ``n - events``.
 
     Categories, and transforms that need a state, are refused: FormulaError.
@@ -425,7 +407,7 @@ def parse_numeric(text: str) -> Expression:
     return _expression(node, row_by_row(text).numeric(node), text)
 
 
-def parse_offset(text: str) -> Expression:
+def parse_offset(text: str) -> syntax_tree.Expression:
     """Read the expression inside a whole call such as ``offset(log(days))``; else FormulaError."""
     match _parse_python(text):
         case ast.Call(func=ast.Name(id="offset"), args=[argument], keywords=[]):
@@ -444,15 +426,15 @@ def parse_labels(text: str) -> tuple[str, tuple[str, ...]]:
     raise refuse_formula("something other than columns", text, "write columns, as in strata(sex, ward)")
 
 
-def _expression(node: ast.expr, tree: Tree, text: str) -> Expression:
-    columns = tuple(dict.fromkeys(iter_columns(tree)))
+def _expression(node: ast.expr, tree: syntax_tree.Tree, text: str) -> syntax_tree.Expression:
+    columns = tuple(dict.fromkeys(syntax_tree.iter_columns(tree)))
     if not columns:
         raise refuse_formula("an expression without a column", text)
     # Names are as written again by now, backticks included, so that the text reads back as the same tree.
     canonical = ast.unparse(node)
-    return Expression(
+    return syntax_tree.Expression(
         canonical,
-        tree.name if isinstance(tree, Column) and isinstance(node, ast.Name) else canonical,
+        tree.name if isinstance(tree, syntax_tree.Column) and isinstance(node, ast.Name) else canonical,
         tree,
         columns,
     )

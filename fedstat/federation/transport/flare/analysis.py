@@ -19,18 +19,7 @@ from typing import Any, ClassVar
 
 from fedstat.errors import EngineError, FedstatError, PartitionError
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.transport.flare.provision import (
-    ANALYST,
-    FLARE,
-    KEY,
-    SERVER,
-    SOCKET,
-    START,
-    TIMEOUT,
-    USER,
-    require_flare,
-    write_job,
-)
+from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.signed import open_reply, sign_request
 
 # ----------------------------------------------------------------------------------------------------
@@ -58,7 +47,7 @@ class FlareTransport:
     bundles: ClassVar[bool] = True
     _connections: threading.local = field(default_factory=threading.local)
 
-    def wait(self, seconds: float = START) -> None:
+    def wait(self, seconds: float = provision.START) -> None:
         """Wait until the job takes requests; EngineError if it does not within `seconds`."""
         until = time.monotonic() + seconds
         while True:
@@ -68,8 +57,8 @@ class FlareTransport:
             except (OSError, EOFError, AuthenticationError) as error:
                 if time.monotonic() > until:
                     raise EngineError(
-                        f"no job takes requests at '{Path(self.server, SOCKET)}' after {seconds:g} s "
-                        f"({type(error).__name__}). Was it submitted, and are all its sites running?"
+                        f"no job takes requests at '{Path(self.server, provision.SOCKET)}' after {seconds:g} "
+                        f"s ({type(error).__name__}). Was it submitted, and are all its sites running?"
                     ) from error
             time.sleep(CONNECT_PAUSE)
 
@@ -85,7 +74,7 @@ class FlareTransport:
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
             # the server reports a silent site in time: only a blocked server takes longer
-            limit = (TIMEOUT if self.timeout is None else self.timeout) + MARGIN
+            limit = (provision.TIMEOUT if self.timeout is None else self.timeout) + MARGIN
             if not connection.poll(limit):
                 raise TimeoutError(f"silent for {limit:g} s")
             problem = json.loads(connection.recv_bytes())["problem"]
@@ -120,8 +109,8 @@ class FlareTransport:
     def _connection(self) -> Connection:
         connection: Connection | None = getattr(self._connections, "open", None)
         if connection is None:
-            key = Path(self.server, "local", KEY).read_bytes()
-            connection = _open(Path(self.server, SOCKET), key)
+            key = Path(self.server, "local", provision.KEY).read_bytes()
+            connection = _open(Path(self.server, provision.SOCKET), key)
             self._connections.open = connection
         return connection
 
@@ -201,7 +190,7 @@ def open_analysis(
     fingerprints: Mapping[str, str],
     sites: Sequence[str],
     timeout: float,
-    patience: float = START,
+    patience: float = provision.START,
 ) -> Analysis:
     """Join the job of a federation; if none runs, start one that serves all connected sites.
 
@@ -210,13 +199,13 @@ def open_analysis(
     federation has not been provisioned; EngineError if the server cannot be reached, a site is not connected,
     or the job ended at once.
     """
-    home = folder / FLARE
-    if not (home / ANALYST).exists():
+    home = folder / provision.FLARE
+    if not (home / provision.ANALYST).exists():
         raise PartitionError(
             f"'{folder}' has no kits for NVIDIA FLARE yet; make them with 'fedstat federation provision "
             f"{folder}'"
         )
-    analysis = Analysis((home / SERVER).resolve(), identity, fingerprints, timeout)
+    analysis = Analysis((home / provision.SERVER).resolve(), identity, fingerprints, timeout)
     if not analysis.is_heard():
         _start(folder, analysis, sites, timeout, patience)
     there = analysis.there(sites)
@@ -246,7 +235,7 @@ def query_server(folder: Path) -> ServerStatus:
 
 def end_analysis(folder: Path, identity: Identity) -> list[str]:
     """End the job that takes requests and abort all others; return what was ended."""
-    analysis = Analysis((folder / FLARE / SERVER).resolve(), identity, {})
+    analysis = Analysis((folder / provision.FLARE / provision.SERVER).resolve(), identity, {})
     heard = analysis.is_heard() and analysis.end()
     with _session(folder) as session:
         left = _wait_until_ended(session) if heard else _jobs(session)
@@ -268,7 +257,7 @@ def _start(folder: Path, analysis: Analysis, sites: Sequence[str], timeout: floa
     with _session(folder) as session:
         _wait_for_sites(session, sites, patience)
         with TemporaryDirectory() as place:
-            job = session.submit_job(str(write_job(place, sites, timeout)))
+            job = session.submit_job(str(provision.write_job(place, sites, timeout)))
         until = time.monotonic() + patience
         while not analysis.is_heard():
             state = str(session.get_job_meta(job)["status"])
@@ -277,7 +266,8 @@ def _start(folder: Path, analysis: Analysis, sites: Sequence[str], timeout: floa
                     session.abort_job(job)
                 raise EngineError(
                     f"the job of the analysis took no request ({state.lower()}). The server's log is in "
-                    f"'{folder / FLARE}'; a site that cannot run it writes the reason to its own log"
+                    f"'{folder / provision.FLARE}'; a site that cannot run it writes the reason to its own "
+                    "log"
                 )
             time.sleep(PAUSE)
         # If another analyst was quicker, that job serves both; this one must not wait for its turn.
@@ -322,13 +312,13 @@ def _jobs(session: Any) -> dict[str, str]:
 @contextmanager
 def _session(folder: Path) -> Iterator[Any]:
     """Log in to the server with the analyst's certificate."""
-    require_flare()
+    provision.require_flare()
     from nvflare.fuel.flare_api.flare_api import new_secure_session  # noqa: PLC0415
 
-    kit = (folder / FLARE / ANALYST).resolve()
+    kit = (folder / provision.FLARE / provision.ANALYST).resolve()
     try:
         with redirect_stdout(io.StringIO()):
-            session = new_secure_session(USER, str(kit), timeout=LOGIN)
+            session = new_secure_session(provision.USER, str(kit), timeout=LOGIN)
     except Exception as error:
         raise EngineError(
             f"the FLARE server does not answer ({type(error).__name__}). Start it with 'fedstat federation "
@@ -343,7 +333,7 @@ def _session(folder: Path) -> Iterator[Any]:
         raise EngineError(
             f"the FLARE server did not execute the command ({type(error).__name__}: {error}). Stop it and "
             f"start it with 'fedstat federation serve {folder}', which removes the remains of jobs. Its "
-            f"log is in '{folder / FLARE}'"
+            f"log is in '{folder / provision.FLARE}'"
         ) from error
     finally:
         session.close()

@@ -14,16 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, FedstatError
+from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.flare.child_process import end_with_parent
-from fedstat.federation.transport.flare.provision import (
-    AGAIN_AFTER,
-    FOLDER,
-    IDLE,
-    KEY,
-    SOCKET,
-    START,
-    TIMEOUT,
-)
 from fedstat.federation.transport.live_config import ClosedError
 from fedstat.federation.transport.signed import SignedSite
 
@@ -52,10 +44,10 @@ class FlareController(Controller):  # type: ignore[misc]
 
     def __init__(
         self,
-        timeout: float = TIMEOUT,
-        again_after: float = AGAIN_AFTER,
-        start: float = START,
-        idle: float = IDLE,
+        timeout: float = provision.TIMEOUT,
+        again_after: float = provision.AGAIN_AFTER,
+        start: float = provision.START,
+        idle: float = provision.IDLE,
     ) -> None:
         super().__init__()
         self._timeout, self._again_after, self._start, self._idle = timeout, again_after, start, idle
@@ -72,7 +64,7 @@ class FlareController(Controller):  # type: ignore[misc]
 
     @property
     def _socket(self) -> Path:
-        return Path(self._engine.get_workspace().get_root_dir(), SOCKET)
+        return Path(self._engine.get_workspace().get_root_dir(), provision.SOCKET)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Wait for the sites, open the socket, and serve until the analysis ends or the job is aborted."""
@@ -99,7 +91,7 @@ class FlareController(Controller):  # type: ignore[misc]
         if _is_heard(self._socket):
             raise EngineError(f"another analysis is running at '{self._socket}'; end it first")
         self._socket.unlink(missing_ok=True)
-        key = (self._socket.parent / "local" / KEY).read_bytes()
+        key = (self._socket.parent / "local" / provision.KEY).read_bytes()
         # a new socket has no mode of its own: only the mask excludes others from its first moment on
         mask = os.umask(0o177)
         try:
@@ -206,7 +198,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             engine.register_aux_message_handler(PING, self._is_there)
             engine.register_aux_message_handler(TOPIC, self._answer)
         elif event_type == EventType.START_RUN:
-            folder = Path(engine.get_workspace().get_root_dir(), "local", FOLDER)
+            folder = Path(engine.get_workspace().get_root_dir(), "local", provision.FOLDER)
             try:
                 self._site = SignedSite(folder, fl_ctx.get_identity_name(), self.logger.warning)
             except Exception as error:

@@ -8,25 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.plotting import (
-    COLORS,
-    NARROW,
-    OPEN,
-    ROWS_ONLY,
-    axes_for,
-    axes_width_inches,
-    few_ticks,
-    label_rows,
-    label_x,
-    label_y,
-    legend_below,
-    mark_x,
-    name_width,
-    pyplot,
-    set_headline,
-    shorten,
-    title_figure,
-)
+from fedstat import plotting
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -46,14 +28,16 @@ def draw_surface(
     where the band is apart from zero.
     """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
-    ax = axes_for(ax, 6.0, 4.5, masked=OPEN if len(rest) < 2 else ())
+    ax = plotting.axes_for(ax, 6.0, 4.5, masked=plotting.OPEN if len(rest) < 2 else ())
     title, said = f"{label} on {response}" if title is None else title, ""
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])
         size = float(np.nanmax(np.abs(table.to_numpy()))) or 1.0
         x, y = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
         mesh = ax.pcolormesh(x, y, table.to_numpy(), cmap="RdBu_r", vmin=-size, vmax=size, shading="nearest")
-        where: dict[str, Any] = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {}
+        where: dict[str, Any] = (
+            {"location": "bottom"} if plotting.axes_width_inches(ax) < plotting.NARROW else {}
+        )
         ax.figure.colorbar(mesh, ax=ax, label="effect", **where)
         if "band_lower" in frame:
             apart = (frame["band_lower"] > 0.0) | (frame["band_upper"] < 0.0)
@@ -67,13 +51,13 @@ def draw_surface(
         ax.set_ylabel(axis_name(rest[0], label), parse_math=False)
         # Few ticks, the same however high the axes come to be.
         ax.locator_params(axis="y", nbins=4)
-        set_headline(ax, title, said)
+        plotting.set_headline(ax, title, said)
         return ax
     ax.axhline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     groups = [("", frame)] if of in rest else list(frame.groupby(of, sort=False))
-    most = name_width(ax, 0.5, 28)
+    most = plotting.name_width(ax, 0.5, 28)
     for i, (name, rows) in enumerate(groups):
-        color, name = COLORS[i % len(COLORS)], shorten(str(name), most)
+        color, name = plotting.COLORS[i % len(plotting.COLORS)], plotting.shorten(str(name), most)
         if not rest:
             ax.plot([i], rows["estimate"], "o", color=color, label=name)
             continue
@@ -89,8 +73,8 @@ def draw_surface(
     if not rest:
         ax.set_xticks([])
     if of not in rest:
-        legend_below(ax)
-    set_headline(ax, title, said)
+        plotting.legend_below(ax)
+    plotting.set_headline(ax, title, said)
     return ax
 
 
@@ -103,50 +87,54 @@ def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
     """R-squared or loss along the path, with a mark of the learner's color at every step."""
     what = path.columns[1]
     name = "loss" if what == "loss" else "R-squared"
-    ax = axes_for(ax, 6.5, 4.0, "Steps of boosting")
+    ax = plotting.axes_for(ax, 6.5, 4.0, "Steps of boosting")
     ax.plot(path.index, path[what], color="0.7", linewidth=1.0, zorder=0)
-    most = name_width(ax, 0.5, 28)
+    most = plotting.name_width(ax, 0.5, 28)
     for i, (label, rows) in enumerate(path.groupby("learner", sort=False)):
-        color = COLORS[i % len(COLORS)]
-        ax.plot(rows.index, rows[what], ".", color=color, markersize=4.0, label=shorten(str(label), most))
+        color = plotting.COLORS[i % len(plotting.COLORS)]
+        ax.plot(
+            rows.index, rows[what], ".", color=color, markersize=4.0, label=plotting.shorten(str(label), most)
+        )
     ax.set(xlabel="step", ylabel=name)
-    legend_below(ax)
+    plotting.legend_below(ax)
     return ax
 
 
 def draw_cv(cv: pd.DataFrame, mstop: int, ax: Axes | None) -> Axes:
     """Loss of the folds that are left out, with its standard error, and the step that is taken."""
-    ax = axes_for(ax, 6.5, 4.0, "Cross-validation")
-    ax.plot(cv.index, cv["loss"], color=COLORS[0])
+    ax = plotting.axes_for(ax, 6.5, 4.0, "Cross-validation")
+    ax.plot(cv.index, cv["loss"], color=plotting.COLORS[0])
     ax.fill_between(cv.index, cv["loss"] - cv["se"], cv["loss"] + cv["se"], alpha=0.2, linewidth=0.0)
-    mark_x(ax, mstop, f"taken: {mstop}")
+    plotting.mark_x(ax, mstop, f"taken: {mstop}")
     ax.set_xlabel("step")
-    label_y(ax, "loss of left-out folds")
+    plotting.label_y(ax, "loss of left-out folds")
     return ax
 
 
 def draw_importance(learners: pd.DataFrame, ax: Axes | None) -> Axes:
     """Share of each learner in what is explained, the largest on top."""
     learners = learners.sort_values("explained", ascending=False)
-    ax = axes_for(ax, 6.0, 0.9 + 0.3 * len(learners), "Importance", ROWS_ONLY)
+    ax = plotting.axes_for(ax, 6.0, 0.9 + 0.3 * len(learners), "Importance", plotting.ROWS_ONLY)
     at = np.arange(len(learners), dtype=float)
-    ax.barh(at, 100.0 * learners["explained"], color=COLORS[0])
-    most = name_width(ax, 0.42, 36)
-    label_rows(ax, at, [shorten("intercept" if name == "1" else str(name), most) for name in learners.index])
-    label_x(ax, "share in what is explained, %")
+    ax.barh(at, 100.0 * learners["explained"], color=plotting.COLORS[0])
+    most = plotting.name_width(ax, 0.42, 36)
+    plotting.label_rows(
+        ax, at, [plotting.shorten("intercept" if name == "1" else str(name), most) for name in learners.index]
+    )
+    plotting.label_x(ax, "share in what is explained, %")
     return ax
 
 
 def draw_effects(effects: Mapping[str, pd.DataFrame], response: str) -> np.ndarray:
     """Draw effects side by side, two to a row."""
-    plt = pyplot()
+    plt = plotting.pyplot()
     rows = max(1, -(-len(effects) // 2))
     figure, axes = plt.subplots(rows, 2, figsize=(7.0, 3.2 * rows), layout="constrained", squeeze=False)
     for ax, (label, frame) in zip(axes.ravel(), effects.items(), strict=False):
         draw_surface(frame, label, response, ax, label)
     for ax in axes.ravel()[len(effects) :]:
         ax.set_axis_off()
-    title_figure(figure, f"Effects on {response}")
+    plotting.title_figure(figure, f"Effects on {response}")
     return np.asarray(axes)
 
 
@@ -154,28 +142,28 @@ def draw_curves(
     t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], response: str, ax: Axes | None
 ) -> Axes:
     """Draw curves (m, G): what was observed as points, what is fitted as lines."""
-    ax = axes_for(ax, 6.5, 4.0)
-    most = name_width(ax, 0.5, 28)
+    ax = plotting.axes_for(ax, 6.5, 4.0)
+    most = plotting.name_width(ax, 0.5, 28)
     for i, name in enumerate(names):
-        color = COLORS[i % len(COLORS)]
+        color = plotting.COLORS[i % len(plotting.COLORS)]
         ax.plot(t, observed[i], "o", color=color, markersize=2.5, alpha=0.6)
-        ax.plot(t, fitted[i], color=color, label=shorten(f"row {name}", most))
+        ax.plot(t, fitted[i], color=color, label=plotting.shorten(f"row {name}", most))
     ax.set_xlabel("t")
-    label_y(ax, response)
-    legend_below(ax)
-    set_headline(ax, "Observed (points) and fitted (lines)")
+    plotting.label_y(ax, response)
+    plotting.legend_below(ax)
+    plotting.set_headline(ax, "Observed (points) and fitted (lines)")
     # The legend made the axes lower.
-    label_y(ax, response)
+    plotting.label_y(ax, response)
     return ax
 
 
 def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | None) -> Axes:
     """Draw observed against fitted values, with the line on which both are equal."""
-    ax = axes_for(ax, 4.5, 4.5, "Observed and fitted")
-    ax.plot(fitted, observed, "o", color=COLORS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
+    ax = plotting.axes_for(ax, 4.5, 4.5, "Observed and fitted")
+    ax.plot(fitted, observed, "o", color=plotting.COLORS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
     ends = np.nanmin(fitted), np.nanmax(fitted)
     ax.plot(ends, ends, color="0.4", linewidth=1.0, linestyle="--")
-    label_x(ax, f"fitted {response}")
-    label_y(ax, f"observed {response}")
-    few_ticks(ax)
+    plotting.label_x(ax, f"fitted {response}")
+    plotting.label_y(ax, f"observed {response}")
+    plotting.few_ticks(ax)
     return ax

@@ -18,14 +18,7 @@ from fedstat.federation.design.formula.facts import column_facts, response_facts
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, formula_of_terms
 from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.vertical_design import block_of, columns_cardinality, response_of
-from fedstat.federation.disclosure.facts import (
-    DesignDirections,
-    EntityCount,
-    FormulaFactor,
-    GroupSums,
-    RowCount,
-    SummedColumns,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, check_lengths
@@ -264,7 +257,7 @@ def _declare_directions(state: State, label: str, Z: Floats) -> None:
     size = np.sqrt((Z * Z).mean(axis=0)) if len(Z) else np.ones(Z.shape[1])
     parts = [Z / np.where(size > 0.0, size, 1.0)]
     names = [f"{label}[{j}]" for j in range(Z.shape[1])]
-    state.report(DesignDirections(parts.__iter__, len(Z), names))
+    state.report(facts.DesignDirections(parts.__iter__, len(Z), names))
 
 
 def _detail(
@@ -273,7 +266,7 @@ def _detail(
     """Declare which columns come from columns of few values, if the site's owner requires it."""
     if data.policy.discrete == "any":
         return None
-    factors: list[Sequence[FormulaFactor]] = []
+    factors: list[Sequence[facts.FormulaFactor]] = []
     for one, width in zip(request.learners, widths, strict=False):
         read = [factor for term in one.terms for factor in term_facts([parse_term(term)]).factors]
         factors += [read] * width
@@ -286,7 +279,7 @@ def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array
     """Sum columns and their products by fold, if there are enough rows for the columns of all sites."""
     counts = np.bincount(code[code >= 0], minlength=1)
     width = max(state.look_at(WIDTH), staged_block(state).X.shape[1])
-    state.report(RowCount(int(counts[counts > 0].min(initial=len(code))), width))
+    state.report(facts.RowCount(int(counts[counts > 0].min(initial=len(code))), width))
     return sum_products(RULES, data, state, code, groups)
 
 
@@ -299,7 +292,7 @@ def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array
             "aggregate",
             "sums of the response at its points, and of its square, by fold",
             2,
-            behind=(EntityCount, GroupSums, SummedColumns),
+            behind=(facts.EntityCount, facts.GroupSums, facts.SummedColumns),
         )
     },
 )
@@ -309,7 +302,7 @@ def sum_points(data: SiteData, state: State, code: Ints, groups: Array) -> dict[
     Y = dithered(data, state.use(POINTS, np.ndarray))[staged.keep]
     check_lengths(data.name, code=(code, len(Y)))
     require_groups(data.name, code, F, Y.shape[1] + 1)
-    state.report(GroupSums(code), SummedColumns(Y, code))
+    state.report(facts.GroupSums(code), facts.SummedColumns(Y, code))
     members = [Y[code == f] for f in range(F)]
     return {"totals": np.array([np.append(rows.sum(axis=0), (rows * rows).sum()) for rows in members])}
 
@@ -322,7 +315,9 @@ include(
         "sum_products": replace(
             _SUMS,
             run=sum_products_by_fold,
-            gives={name: replace(one, behind=(*one.behind, RowCount)) for name, one in _SUMS.gives.items()},
+            gives={
+                name: replace(one, behind=(*one.behind, facts.RowCount)) for name, one in _SUMS.gives.items()
+            },
         ),
         **{name: EXCHANGED[name] for name in ("stage_block", *PRODUCT_STEPS)},
     },
