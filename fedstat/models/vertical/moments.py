@@ -245,3 +245,43 @@ def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
         _, word = np.unique((word << 30) + bits, return_inverse=True)
     _, first, code, counts = np.unique(word, return_index=True, return_inverse=True, return_counts=True)
     return first, code.astype(np.int64), counts.astype(float)
+
+
+class StandardizedMoments:
+    """Standardized moments, with quantities of the likelihood that are computed once.
+
+    They are given in any units. Raises EstimationError if a site has fewer than two entities, or its columns
+    are constant or collinear.
+    """
+
+    def __init__(self, moments: PatternMoments) -> None:
+        self.moments = moments.standardized()
+        self.missing: Floats = (~self.moments.patterns).astype(float)
+        owner = self.moments.owner
+        self.member: Floats = (owner[:, None] == np.arange(len(moments.sizes))).astype(float)
+        self.within: Floats = self.member @ self.member.T
+        self.n_seen: Floats = self.moments.n_seen
+        self.count: Floats = self.n_seen[self.moments.unit]
+        total = self.moments.grams[:, 1:-1, 1:-1].sum(axis=0)
+        # For columns that different entities have, use the geometric mean of both counts: positive
+        # semi-definite.
+        self.S: Floats = total * self.within / np.sqrt(np.outer(self.count, self.count))
+        self._check_rank()
+        self.precision: Floats = np.linalg.inv(self.S) * self.within
+
+    @property
+    def P(self) -> int:  # noqa: N802
+        """Columns."""
+        return len(self.member)
+
+    def _check_rank(self) -> None:
+        for k, site in enumerate(self.moments.sites):
+            here = self.moments.places(k)
+            values, vectors = np.linalg.eigh(self.S[here, here])
+            if values[0] < COLLINEAR * values[-1]:
+                loading = zip(self.moments.names[here], vectors[:, 0], strict=True)
+                names = ", ".join(c for c, v in loading if abs(v) > 1e-4)
+                raise EstimationError(
+                    f"{site}: collinear among the {int(self.count[here].min())} entities of this fit: "
+                    f"{names}; drop one of them"
+                )

@@ -23,7 +23,7 @@ from fedstat.models.vertical.exchange.patterns import (
     remember_patterns,
     reuse_patterns,
 )
-from fedstat.models.vertical.joint_normal.fit import Between
+from fedstat.models.vertical.joint_normal.edges import Between
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel, read_roles
 from fedstat.models.vfem.base_results import VFEMBaseResults

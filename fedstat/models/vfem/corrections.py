@@ -13,7 +13,6 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.likelihood import format_pvalue
 from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
-from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.corrections import (
     bias_corrected,
     first_order_bias,
@@ -36,7 +35,7 @@ SIMULATED = "simulated"
 class CorrectedEstimate:
     """The corrected normal model, its covariance, and what remains to be corrected, in standard errors."""
 
-    reported: MomentsFit | JointNormalFit
+    reported: JointNormalFit
     covariance: PsiCovariance | None
     gap: float = 0.0
 
@@ -72,14 +71,14 @@ CORRECTIONS: Mapping[Correction, Callable[[JointNormalFit, PsiCovariance | None]
 
 
 def apply_correction(
-    fit: MomentsFit | JointNormalFit, covariance: PsiCovariance | None, correction: Correction | None
+    fit: JointNormalFit, covariance: PsiCovariance | None, correction: Correction | None
 ) -> CorrectedEstimate:
     """Apply the requested correction to a fit from moments.
 
     If nothing is missing, maximum likelihood is least squares, which has no bias to remove.
     """
     least_squares = correction == "small-sample" and bool(fit.moments.seen.all())
-    if correction is None or least_squares or not isinstance(fit, JointNormalFit):
+    if correction is None or least_squares:
         return CorrectedEstimate(fit, covariance)
     return CORRECTIONS[correction](fit, covariance)
 
@@ -145,7 +144,7 @@ MOST_COLUMNS = 20
 
 
 def correction_notes(
-    correction: Correction | None, fit: MomentsFit | JointNormalFit | None, gap: float = 0.0
+    correction: Correction | None, fit: JointNormalFit | None, gap: float = 0.0
 ) -> Iterator[Note]:
     """State what was corrected, what remains, or why a fit from moments may need a correction."""
     if gap > 0.0:
@@ -159,7 +158,7 @@ def correction_notes(
         )
     if correction is not None:
         yield Note("correction", CORRECTED[correction])
-    if correction is None and isinstance(fit, JointNormalFit):
+    if correction is None and fit is not None and not fit.model.profiled:
         yield from bias_notes(fit)
     if correction != "skewness" and fit is not None:
         yield from skewed_notes(fit.moments)

@@ -14,8 +14,8 @@ A change of (beta, Q) has delta = dbeta - dQ h, and
 
 The score of the response's likelihood is therefore computed from the sums of L_m (1, x) and of L_v by
 pattern, and its information from those of second derivatives with (1, x)(1, x)'. The columns' own
-log-likelihood is that of :mod:`fedstat.models.vertical.joint_normal.fit`. Parameters are in the order of the
-model there, (a, s2, beta, mu, Q). There is no residual variance; its place is zero.
+log-likelihood is that of :mod:`fedstat.models.vertical.joint_normal.likelihood`. Parameters are in the order
+of the model there, (a, s2, beta, mu, Q). There is no residual variance; its place is zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.models.vertical.joint_normal.fit import (
+from fedstat.models.vertical.joint_normal.likelihood import (
     FreeParameters,
     JointNormalDerivatives,
     JointNormalPoint,

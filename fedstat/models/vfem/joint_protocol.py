@@ -20,17 +20,17 @@ from fedstat.inference.recession import require_bounded
 from fedstat.models.vertical.exchange.patterns import PatternExchange, value_names
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
+from fedstat.models.vertical.joint_normal.edges import Between, edges_between, not_determined
 from fedstat.models.vertical.joint_normal.fit import (
-    Between,
-    FreeParameters,
     JointNormalFit,
-    JointNormalPoint,
     all_effects,
-    edges_between,
     fit_joint_normal,
     inverse_information,
+)
+from fedstat.models.vertical.joint_normal.likelihood import (
+    FreeParameters,
+    JointNormalPoint,
     joint_normal_covariance,
-    not_determined,
 )
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vertical.pattern_merging import min_entities
@@ -184,7 +184,8 @@ class JointIteration(QuasiNewtonIteration):
     def start(self) -> FitProtocol[None]:
         """Evaluate the normal model, with coefficients in the scale of the linear predictor at the mean."""
         self.memory = QuasiNewtonMemory(self.options.memory)
-        family, at, moments = self.distribution.make(), self.linear.point, self.linear.moments
+        family, moments = self.distribution.make(), self.linear.moments
+        at = self.linear.point.with_concentration()
         intercept = float(family.link(np.array([self.mean]))[0])
         slope = float(family.link.deriv(np.array([self.mean]))[0]) * float(moments.scale[-1])
         joint = JointNormalPoint(at.mu, intercept, slope * at.beta, 1.0, at.Q)
@@ -464,7 +465,8 @@ def information_of(iteration: JointIteration, curvatures: Floats) -> tuple[Float
     moments = iteration.linear.moments
     # The linear predictor has no unit.
     unit = replace(moments, scale=np.append(moments.scale[:-1], 1.0))
-    return information, replace(iteration.linear, moments=unit, moves=iteration.moves, point=at.joint)
+    model = replace(iteration.linear.model, moments=unit)
+    return information, replace(iteration.linear, model=model, point=at.joint)
 
 
 def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:

@@ -26,7 +26,6 @@ from fedstat.models.vertical.exchange.patterns import (
     solvable_note,
     sums_note,
 )
-from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import (
     OPEN,
     BetweenChoice,
@@ -36,13 +35,8 @@ from fedstat.models.vertical.joint_normal.assumption_tests import (
     most_correlated,
     name_undetermined,
 )
-from fedstat.models.vertical.joint_normal.fit import (
-    JointNormalFit,
-    extremes,
-    fit_joint_model,
-    name_sparse,
-    undetermined_pairs,
-)
+from fedstat.models.vertical.joint_normal.edges import name_sparse, undetermined_pairs
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, extremes, fit_joint_model
 from fedstat.models.vertical.layout import Layout, list_terms, missing_by_column
 from fedstat.models.vfem.corrections import DIFFERENCE_LEVEL, correction_notes, response_by_pattern
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
@@ -312,7 +306,7 @@ UNDETERMINED = 2.0
 SENSITIVITY_COLUMNS = ["first", "second", "n", "term", "estimate", "low", "high"]
 
 
-def sensitivity(fit: MomentsFit | JointNormalFit) -> pd.DataFrame:
+def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
     """Range of every coefficient that is compatible with the data, by pair of sites without a covariance."""
     rows: list[tuple[object, ...]] = []
     names = [name.replace("'", "") for name in fit.moments.unit_names]
@@ -627,7 +621,7 @@ def _release_notes(
 def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]:
     """State the assumptions, and which of them the data contradict or cannot test."""
     fit, covariance = held.moments_fit, outcome.covariance
-    if isinstance(fit, JointNormalFit) and not is_normal(outcome):
+    if fit is not None and not is_normal(outcome):
         yield from joint_assumptions(fit, outcome.choice)
         return
     if outcome.method == "weighted":
@@ -646,7 +640,7 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
     free = as_between(outcome) == "free"
     if free:
         yield Note("assumptions", FREE_COVARIANCE)
-    if isinstance(fit, JointNormalFit):
+    if fit is not None and not fit.model.profiled:
         errors = None
         if covariance is not None:
             errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]

@@ -12,9 +12,9 @@ from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.models.vertical.exchange.patterns import PatternExchange, noise_added, values_left_out
-from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
-from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
+from fedstat.models.vertical.joint_normal.edges import Between
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.layout import Layout, site_blocks
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.pattern_merging import LARGEST_SHARE
@@ -84,7 +84,7 @@ class SessionArtifacts:
 
     fitted: Mapping[str, Array] = field(default_factory=dict)
     exchange: PatternExchange | None = None
-    moments_fit: MomentsFit | JointNormalFit | None = None
+    moments_fit: JointNormalFit | None = None
     unexplained: UnexplainedDifference | None = None
 
     def nobs(self, layout: Layout) -> int:

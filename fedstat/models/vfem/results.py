@@ -20,9 +20,9 @@ from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice, check_integer, check_level
 from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.exchange.patterns import PatternExchange
-from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
-from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit, without_effects
+from fedstat.models.vertical.joint_normal.edges import Between
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
@@ -117,7 +117,7 @@ class VFEMResults(
         return self._held.exchange
 
     @property
-    def _moments_fit(self) -> MomentsFit | JointNormalFit | None:
+    def _moments_fit(self) -> JointNormalFit | None:
         """The fit from the moments, in this session."""
         return self._held.moments_fit
 
@@ -161,7 +161,7 @@ class VFEMResults(
         refuse_ratio("leave_one_out", self.correction)
         return leave_one_out(self._moments()).to_frame()
 
-    def _moments(self) -> MomentsFit | JointNormalFit:
+    def _moments(self) -> JointNormalFit:
         if self._moments_fit is None:
             raise NotAvailableError(
                 "this needs the moments of a fit in this session with exchange='moments'; the iterative "
@@ -390,7 +390,7 @@ class VFEMResults(
         fit = self._moments_fit
         if self.cov_type == "robust" or self._fit.joint is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
-        if not isinstance(fit, JointNormalFit):
+        if fit is None:
             raise NotAvailableError(
                 "compare_lr_test: with between='free', the test needs the moments of a fit in this "
                 "session; use wald_test on the larger fit"
@@ -607,7 +607,7 @@ class VFEMGLMResults(
         found: VFEMResults = model._linear().fit(cov_type="none")
         return found
 
-    def _moments(self) -> MomentsFit | JointNormalFit:
+    def _moments(self) -> JointNormalFit:
         # With between="free", the fit already has these sums.
         return self._held.moments_fit or self.linear._moments()
 

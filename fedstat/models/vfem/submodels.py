@@ -17,12 +17,10 @@ from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_fo
 from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.vertical_design import BlockDesign, Design
 from fedstat.models.vertical.exchange.patterns import PatternExchange
-from fedstat.models.vertical.fit import LikelihoodPoint, MomentsFit, StandardizedMoments, fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import name_undetermined
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.base_model import make_layout
 from fedstat.models.vfem.corrections import apply_correction, check_correction
 from fedstat.models.vfem.covariance.from_moments import CovType, MomentsOptions, estimate_from_moments
@@ -187,14 +185,14 @@ class LeaveOneColumnOut:
         )
 
 
-def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
+def leave_one_out(fit: JointNormalFit) -> LeaveOneColumnOut:
     """Fit without each column in turn.
 
-    If columns are correlated between sites, the column stays in their joint normal model: it has no
-    coefficient, and predicts missing columns. The row is nan if the likelihood has no maximum without the
-    coefficient.
+    The column stays in the joint normal model of the columns, without a coefficient. If columns are
+    correlated between sites, it predicts missing columns. The row is nan if the likelihood has no maximum
+    without the coefficient.
 
-    Raises ModelError if there is only one column, and EstimationError if a smaller fit has no maximum.
+    Raises ModelError if there is only one column.
     """
     moments, P = fit.moments, len(fit.moments.names)
     if P < 2:
@@ -203,17 +201,12 @@ def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
     llf, rsquared = np.full(P, np.nan), np.full(P, np.nan)
     for j in range(P):
         keep = np.arange(P) != j
-        if isinstance(fit, JointNormalFit):
-            try:
-                restricted = without_effects(fit, keep)
-            except EstimationError:
-                continue
-            params[j, np.append(True, keep)] = restricted.params[np.append(True, keep)]
-            llf[j], rsquared[j] = restricted.log_likelihood, restricted.rsquared
-        else:
-            smaller = fit_without(fit, moments, j)
-            params[j, np.append(True, keep)] = smaller.params
-            llf[j], rsquared[j] = smaller.log_likelihood, smaller.rsquared
+        try:
+            restricted = without_effects(fit, keep)
+        except EstimationError:
+            continue
+        params[j, np.append(True, keep)] = restricted.params[np.append(True, keep)]
+        llf[j], rsquared[j] = restricted.log_likelihood, restricted.rsquared
     statistic = 2.0 * (fit.log_likelihood - llf)
     return LeaveOneColumnOut(
         moments.names,
@@ -224,14 +217,3 @@ def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
         stats.chi2.sf(statistic, 1),
         params,
     )
-
-
-def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
-    """Fit all columns except one, starting at the estimates of all."""
-    columns = [name for i, name in enumerate(moments.names) if i != j]
-    standard = StandardizedMoments(moments.submodel(columns))
-    keep = np.arange(len(moments.names)) != j
-    stay = np.array([site in standard.moments.sites for site in moments.sites])
-    point = fit.point
-    start = LikelihoodPoint(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
-    return fit_moments(standard, start=start)

@@ -13,25 +13,13 @@ from fedstat.kernels.penalized.path import follow_path
 from fedstat.kernels.penalized.penalties import Penalty, orthonormalizer
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
-from fedstat.models.vertical.fit import StandardizedMoments, fit_moments, log_likelihood, origin_covariance
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
-from fedstat.models.vertical.joint_normal.fit import (
-    Between,
-    JointNormalFit,
-    differentiate_joint_normal,
-    edges_between,
-    not_determined,
-    without_effects,
-)
+from fedstat.models.vertical.joint_normal.edges import Between, not_determined
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, maximize_joint_normal, response_alone
+from fedstat.models.vertical.joint_normal.likelihood import FreeParameters
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vertical.newton import solve_information
-from fedstat.models.vglm.em_solver import (
-    BlockSolution,
-    BlockSolver,
-    FreeCovarianceModel,
-    IndependentBlocksModel,
-    WorkingModel,
-)
+from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver, WorkingModel
 from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
 from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats
@@ -60,14 +48,6 @@ class BlockPath:
     units: ColumnScales
     rsquared: Floats
     means: Floats
-
-
-def working_model(moments: PatternMoments, between: Between) -> WorkingModel:
-    """Return the model of the columns along the path; an unpenalized fit begins one with covariances."""
-    standard = StandardizedMoments(moments)
-    if between == "independent" and moments.complete:
-        return IndependentBlocksModel(standard)
-    return FreeCovarianceModel.of(standard, edges_between(standard.moments, between))
 
 
 def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
@@ -147,7 +127,7 @@ def blocks_stability(
     for _ in counted(range(draws), "pair of halves"):
         for half in halve_moments(moments, random):
             try:
-                counts.append(blocks_path(working_model(half, between), setup).path.selected)
+                counts.append(blocks_path(WorkingModel.of(half, between), setup).path.selected)
             except EstimationError:
                 continue
     if not counts:
@@ -192,51 +172,35 @@ def equivalent_loss(llf: float, n: float) -> float:
 def refit_blocks(joint: WorkingModel, support: Bools) -> tuple[Refit, float]:
     """Maximize the likelihood on the support; also return the share of explained variance.
 
-    If blocks are independent, columns outside of the support do not enter the likelihood of the response. If
-    columns are correlated, they stay in the joint normal model, and predict missing columns. Raises
+    All columns stay in the joint normal model. If they are correlated between sites, those outside of the
+    support predict missing columns; if blocks are independent, they do not affect the estimates. Raises
     EstimationError if there is no maximum.
     """
-    standard = joint.standard
-    moments = standard.moments
-    names = [name for name, chosen in zip(moments.names, support, strict=True) if chosen]
-    if not names:
-        return null_refit(standard, support), 0.0
-    if isinstance(joint, FreeCovarianceModel):
-        return refit_joint_normal(joint.complete, support)
-    fit = fit_moments(moments.submodel(names))
+    moments, k, P = joint.model.moments, int(support.sum()), len(support)
+    n, sd, scale = moments.nobs, float(moments.scale[-1]), moments.scale[:-1]
+    if not k:
+        mean, variance = moments.response_moments
+        llf = response_alone(moments) - n * float(np.log(sd))
+        cov = np.array([[variance / n]])
+        return Refit(support, np.array([mean]), cov, llf, float(variance), variance / 2.0), 0.0
+    model = replace(joint.model, moves=FreeParameters(joint.model.moves.edges, support))
+    start = joint.complete.point.restricted(support) if joint.complete else joint.null
+    fit = maximize_joint_normal(model, start, 1e-9, 200)
     if not fit.converged:
         raise EstimationError(
-            f"the {len(names)} columns of the chosen fit have no unpenalized estimate: {fit.reason}; use "
-            "fewer columns, or a larger lambda"
+            f"the {k} columns of the chosen fit have no unpenalized estimate: {fit.reason}; use fewer "
+            "columns, or a larger lambda"
         )
-    loss = equivalent_loss(fit.log_likelihood, moments.nobs)
-    refit = Refit(support, fit.params, origin_covariance(fit), fit.log_likelihood, fit.s2, loss)
-    return refit, fit.rsquared
-
-
-def refit_joint_normal(complete: JointNormalFit, support: Bools) -> tuple[Refit, float]:
-    """Maximize the likelihood on the support, with all columns in the joint normal model."""
-    fit, P = without_effects(complete, support, tol=1e-9), len(support)
-    if not fit.converged:
-        raise EstimationError(f"the chosen fit has no unpenalized estimate: {fit.reason}")
-    information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
-    k, sd, scale = int(support.sum()), float(fit.moments.scale[-1]), fit.moments.scale[:-1]
+    information = model.information(fit.point)
     try:
         cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments, fit.point.Q)) from None
+        raise EstimationError(not_determined(moments, fit.point.Q)) from None
     # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
     J = np.zeros((1 + k, 2 + k + P))
-    center = fit.point.mu + fit.moments.center[:-1] / scale
+    center = fit.point.mu + moments.center[:-1] / scale
     J[0, 0], J[0, 2 : 2 + k], J[0, 2 + k :] = sd, -sd * center[support], -sd * fit.point.beta
     J[1:, 2 : 2 + k] = np.diag(sd / scale[support])
     params = fit.params[np.append(True, support)]
-    loss = equivalent_loss(fit.log_likelihood, fit.moments.nobs)
+    loss = equivalent_loss(fit.log_likelihood, n)
     return Refit(support, params, delta_method(cov, J), fit.log_likelihood, fit.s2, loss), fit.rsquared
-
-
-def null_refit(standard: StandardizedMoments, support: Bools) -> Refit:
-    """Fit the mean of the response alone."""
-    n, (mean, variance) = standard.moments.nobs, standard.moments.response_moments
-    llf = log_likelihood(standard, standard.start())
-    return Refit(support, np.array([mean]), np.array([[variance / n]]), llf, float(variance), variance / 2.0)

@@ -32,7 +32,7 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
-from fedstat.models.vertical.joint_normal.fit import Between
+from fedstat.models.vertical.joint_normal.edges import Between
 from fedstat.models.vertical.model import VerticalModel, read_roles
 from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan

@@ -24,7 +24,7 @@ from fedstat.models.vertical.joint_normal.assumption_tests import (
     most_correlated,
     name_undetermined,
 )
-from fedstat.models.vertical.joint_normal.fit import name_sparse
+from fedstat.models.vertical.joint_normal.edges import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em_fit import MissingBlocksFit

@@ -17,7 +17,7 @@ from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.exchange.protocol import open_values
 from fedstat.models.vertical.group_folds import GroupFolds
-from fedstat.models.vertical.joint_normal.fit import Between
+from fedstat.models.vertical.joint_normal.edges import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.pattern_merging import PatternRule
 from fedstat.models.vglm.path_setup import PathSetup, Select, assign_folds

@@ -22,9 +22,8 @@ from fedstat.models.vglm.em_fit import (
     blocks_path,
     blocks_stability,
     refit_blocks,
-    working_model,
 )
-from fedstat.models.vglm.em_solver import FreeCovarianceModel
+from fedstat.models.vglm.em_solver import WorkingModel
 from fedstat.models.vglm.newton_fit import FitExtras, SelectedPath, fit_path
 from fedstat.models.vglm.normal_path import (
     cross_validate,
@@ -120,7 +119,7 @@ def select_blocks(
     if plan.between is None:
         choice = choose_between(moments)
         plan = replace(plan, between=choice.between if choice else "free")
-    joint = working_model(moments, plan.between or "free")
+    joint = WorkingModel.of(moments, plan.between or "free")
     found, n = blocks_path(joint, setup), float(moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
@@ -130,8 +129,7 @@ def select_blocks(
         refit, explained = refit_blocks(joint, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalized else float(found.rsquared[chosen])
-    complete = joint.complete if isinstance(joint, FreeCovarianceModel) else None
-    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete, choice)
+    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], joint.complete, choice)
     null = normal_null(n, found.units.sd**2)
     if plan.choice.draws:
         halves = blocks_stability(

@@ -18,9 +18,8 @@ from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.models.vertical.exchange.patterns import role_notes
-from fedstat.models.vertical.fit import MomentsFit, fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_model
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.notes import fit_notes
@@ -571,14 +570,14 @@ class VerticalGLMResults(
             without.add("no_covariance")
         return (note for note in super()._summary_notes() if note.kind not in without)
 
-    def _moments(self) -> MomentsFit | JointNormalFit:
+    def _moments(self) -> JointNormalFit:
         if self.observed is None:
             raise NotAvailableError(
                 "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
                 "fits and saved results do not have them"
             )
         # The selection does not matter: the models are those of all columns and the response.
-        return self.observed.complete or fit_moments(self.observed.exchange.moments)
+        return self.observed.complete or fit_joint_model(self.observed.exchange.moments, "independent")
 
     def _link(self) -> DistributionSpec:
         return self._record.predictor.family

@@ -26,14 +26,11 @@ from statsmodels.imputation.mice import MICE, MICEData
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.fit import StandardizedMoments
 from fedstat.models.vertical.joint_normal.corrections import bias_corrected
-from fedstat.models.vertical.joint_normal.fit import (
-    JointNormalPoint,
-    all_effects,
-    estimates_covariance,
-    maximize_joint_normal,
-)
+from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, maximize_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
+from fedstat.models.vertical.joint_normal.model import JointNormalModel
+from fedstat.models.vertical.moments import StandardizedMoments
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_blocks.csv"
 Z = 1.959963984540054
@@ -132,7 +129,7 @@ def by_law(design, rho, X, y, edges, corrected=False):
     Q = np.linalg.inv(np.where(edges, design.correlations(rho), 0.0)) * np.outer(scale, scale)
     beta = np.array(design.beta[1:]) * scale / unit
     start = JointNormalPoint(-np.divide(center, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
-    fit = maximize_joint_normal(moments, start, all_effects(edges), 1e-4, 200)
+    fit = maximize_joint_normal(JointNormalModel(moments, all_effects(edges)), start, 1e-4, 200)
     assert fit.converged, fit.reason
     # a, s2, and a coefficient and a mean for each column; the intercept is a - mu'beta.
     cov = estimates_covariance(fit)[: 2 + 2 * P, : 2 + 2 * P]

@@ -17,12 +17,8 @@ import statsmodels.api as sm
 
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_V, BY_VV, LOG_P, LOGIT, marginal_likelihood
-from fedstat.models.vertical.joint_normal.fit import (
-    all_effects,
-    edges_between,
-    fit_joint_normal,
-    inverse_information,
-)
+from fedstat.models.vertical.joint_normal.edges import edges_between
+from fedstat.models.vertical.joint_normal.fit import all_effects, fit_joint_normal, inverse_information
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.iteration.state import IterationOptions

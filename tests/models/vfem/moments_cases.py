@@ -42,5 +42,5 @@ def four_clients(seed=0, n=800, missing="mar", between=0.0):
 def theta_of(study, fit):
     """All parameters of a fit from moments, as :class:`oracle.Pooled` packs them."""
     places = [fit.moments.places(k) for k in range(len(study.columns))]
-    blocks = [(fit.beta[here], fit.mu[here], fit.Sigma[here, here]) for here in places]
+    blocks = [(fit.beta[here], fit.mu[here], fit.cov[here, here]) for here in places]
     return study.pooled().pack(fit.params[0], fit.s2, *zip(*blocks, strict=True))

@@ -25,14 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from blocks_simulation import DESIGNS, Z, by_least_squares, by_mice, chance
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.fit import StandardizedMoments, site_order
 from fedstat.models.vertical.joint_normal.corrections import simulated_covariance, without_skewness
 from fedstat.models.vertical.joint_normal.fit import (
-    JointNormalPoint,
     all_effects,
     estimates_covariance,
     maximize_joint_normal,
+    site_order,
 )
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
+from fedstat.models.vertical.joint_normal.model import JointNormalModel
+from fedstat.models.vertical.moments import StandardizedMoments
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_skewed.csv"
 KEYS = ["design", "margin", "method", "coefficient"]
@@ -85,7 +87,8 @@ def normal_law(X, y):
     P = X.shape[1]
     standard = StandardizedMoments(replace(moments_of_arrays(X, y, [1] * P), shape=shapes(X)))
     start = JointNormalPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
-    return maximize_joint_normal(standard.moments, start, all_effects(np.ones((P, P), dtype=bool)), 1e-6, 200)
+    model = JointNormalModel(standard.moments, all_effects(np.ones((P, P), dtype=bool)))
+    return maximize_joint_normal(model, start, 1e-6, 200)
 
 
 def reported(fit, psi):

@@ -11,13 +11,9 @@ from scipy import stats
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, ModelError
 from fedstat.models.vertical.joint_normal.assumption_tests import choose_between
-from fedstat.models.vertical.joint_normal.fit import (
-    extremes,
-    fit_joint_model,
-    joint_normal_likelihood,
-    joint_normal_of_fit,
-    sparse_pairs,
-)
+from fedstat.models.vertical.joint_normal.edges import sparse_pairs
+from fedstat.models.vertical.joint_normal.fit import extremes, fit_joint_model
+from fedstat.models.vertical.joint_normal.likelihood import joint_normal_likelihood
 
 NAMES = {"A": ["a1", "a2"], "B": ["b1", "b2"], "C": ["c1", "c2"], "D": ["d1", "d2"]}
 EVERY = [name for own in NAMES.values() for name in own]
@@ -103,7 +99,7 @@ def test_every_value_left_open_has_the_likelihood_of_independent_blocks():
     moments = moments_of_arrays(np.delete(X, [5, 7], axis=1), y, [2, 2, 1, 1])
     fit = fit_joint_model(moments, "independent")
     (pair,) = sparse_pairs(moments)
-    at = joint_normal_of_fit(fit)
+    at = fit.point
     cov, rest, two = at.cov, [0, 1, 2, 3, 6], [4, 5]
     slopes = np.linalg.solve(cov[np.ix_(rest, rest)], cov[np.ix_(rest, two)])
     partial = cov[np.ix_(two, two)] - slopes.T @ cov[np.ix_(rest, two)]
@@ -111,7 +107,7 @@ def test_every_value_left_open_has_the_likelihood_of_independent_blocks():
     for value in middle + (1.0 - 1e-9) * reach * np.cos(np.linspace(0.0, np.pi, 2_001)):
         trial = cov.copy()
         trial[4, 5] = trial[5, 4] = value
-        likelihood = joint_normal_likelihood(fit.standard.moments, at.mean, trial)
+        likelihood = joint_normal_likelihood(fit.moments, at.mean, trial)
         assert likelihood == pytest.approx(at.log_likelihood, rel=1e-7)
         found.append(np.linalg.solve(trial[:-1, :-1], trial[:-1, -1]))
     found = np.array(found) * moments.standardized().scale[-1] / moments.standardized().scale[:-1]

@@ -9,7 +9,8 @@ from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning, DataWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_V, BY_VV, LOG, LOGIT, marginal_likelihood
-from fedstat.models.vertical.joint_normal.fit import JointNormalPoint, without_effects
+from fedstat.models.vertical.joint_normal.fit import without_effects
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem import joint_protocol
 from fedstat.models.vfem.joint_likelihood import (

@@ -15,18 +15,18 @@ from statsmodels.tools.numdiff import approx_fprime, approx_hess
 
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, EstimationError, ModelError, NotAvailableError
-from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.joint_normal import fit as law_covariances
+from fedstat.models.vertical.joint_normal.edges import edges_between, sparse_pairs
 from fedstat.models.vertical.joint_normal.fit import (
     all_effects,
-    differentiate_joint_normal,
-    edges_between,
     estimates_covariance,
     extremes,
     fit_joint_model,
     fit_joint_normal,
+)
+from fedstat.models.vertical.joint_normal.likelihood import (
+    differentiate_joint_normal,
     joint_normal_likelihood,
-    sparse_pairs,
 )
 from fedstat.models.vfem import submodels
 
@@ -155,7 +155,8 @@ def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
 
 def test_without_edges_between_sites_it_is_the_law_of_independent_blocks():
     moments = moments_of(draw(3))
-    free, ours = fit_joint_normal(moments, edges_between(moments, "independent")), fit_moments(moments)
+    free = fit_joint_normal(moments, edges_between(moments, "independent"))
+    ours = fit_joint_model(moments, "independent")
     np.testing.assert_allclose(free.params, ours.params, rtol=1e-7)
     assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-10)
     assert (free.s2, free.rsquared) == pytest.approx((ours.s2, ours.rsquared), rel=1e-7)
@@ -164,7 +165,8 @@ def test_without_edges_between_sites_it_is_the_law_of_independent_blocks():
 
 def test_complete_data_are_least_squares():
     moments = complete(moments_of(draw(3)))
-    free, ours = fit_joint_normal(moments, np.ones((5, 5), dtype=bool)), fit_moments(moments)
+    free = fit_joint_normal(moments, np.ones((5, 5), dtype=bool))
+    ours = fit_joint_model(moments, "independent")
     np.testing.assert_allclose(free.params, ours.params, rtol=1e-9)
     assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-12)
 
@@ -481,7 +483,7 @@ def test_a_variance_that_vanishes_is_named():
     with pytest.raises(EstimationError, match=r"a variance goes to zero.*leave out one of them"):
         fit_joint_normal(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
     with pytest.raises(EstimationError, match="a variance goes to zero"):  # so that is no remedy
-        fit_moments(moments_of_arrays(X, y, [2, 2]))
+        fit_joint_model(moments_of_arrays(X, y, [2, 2]), "independent")
 
 
 def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypatch):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.fit import StandardizedMoments
 from fedstat.models.vertical.joint_normal import fit as joint
-from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.joint_normal.edges import edges_between
+from fedstat.models.vertical.joint_normal.likelihood import joint_normal_likelihood
+from fedstat.models.vertical.moments import PatternMoments, StandardizedMoments
 
 SIZES = (13, 13)
 
@@ -33,15 +34,15 @@ def moments_of(near: float = 0.02, n: int = 1_500) -> PatternMoments:
 @pytest.mark.parametrize("between", ["free", "independent"])
 def test_every_step_of_em_increases_the_likelihood_and_the_maximum_is_the_same(monkeypatch, between):
     standard = StandardizedMoments(moments_of())
-    edges = joint.edges_between(standard.moments, between)
+    edges = edges_between(standard.moments, between)
     P = standard.P
     point = joint.JointNormalPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
     far = joint.fit_joint_normal(standard, edges, start=point)
-    heights = [joint.joint_normal_likelihood(standard.moments, point.mean, point.cov)]
+    heights = [joint_normal_likelihood(standard.moments, point.mean, point.cov)]
     monkeypatch.setattr(joint, "STEPS_OF_EM", 1)
     for _ in range(8):
         point = joint.em_start(standard.moments, edges, point)
-        heights.append(joint.joint_normal_likelihood(standard.moments, point.mean, point.cov))
+        heights.append(joint_normal_likelihood(standard.moments, point.mean, point.cov))
     assert (np.diff(heights) > 0.0).all() and heights[-1] < far.joint
     # The maximum is a fixed point.
     same = joint.em_start(standard.moments, edges, far.point)

@@ -10,7 +10,7 @@ from moments_cases import four_clients, moments_of
 from pattern_moments import merged, moments_of_arrays
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.models.vertical.fit import fit_moments
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
 from fedstat.models.vertical.pattern_merging import PatternRule, min_entities, plan_merges
 
 
@@ -73,7 +73,10 @@ def test_standardized_columns_have_mean_zero_and_variance_one_where_seen(moments
 
 
 def test_units_of_the_sums_do_not_matter(moments):
-    one, other = fit_moments(moments), fit_moments(in_raw_units(moments))
+    one, other = (
+        fit_joint_model(moments, "independent"),
+        fit_joint_model(in_raw_units(moments), "independent"),
+    )
     np.testing.assert_allclose(one.params, other.params, rtol=1e-6)
     assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-9)
 
@@ -104,17 +107,17 @@ def from_columns(**columns):
 def test_constant_and_collinear_columns_are_named():
     x = np.random.default_rng(1).normal(size=50)
     with pytest.raises(EstimationError, match="Bank: constant among the 50 entities of this fit: flat; drop"):
-        fit_moments(from_columns(x=x, flat=np.full(50, 7.0)))
+        fit_joint_model(from_columns(x=x, flat=np.full(50, 7.0)), "independent")
     with pytest.raises(
         EstimationError, match=r"Bank: collinear among the 50 entities .*: x, twice; drop one"
     ):
-        fit_moments(from_columns(x=x, other=x[::-1], twice=2.0 * x + 1.0))
+        fit_joint_model(from_columns(x=x, other=x[::-1], twice=2.0 * x + 1.0), "independent")
     few = np.full(50, np.nan)
     few[0] = 1.0
     with pytest.raises(EstimationError, match="Bank: 1 of the entities of this fit have its block"):
-        fit_moments(from_columns(few=few))
+        fit_joint_model(from_columns(few=few), "independent")
     with pytest.raises(EstimationError, match="the response is constant"):
-        fit_moments(moments_of_arrays(x[:, None], np.ones(50), [1]))
+        fit_joint_model(moments_of_arrays(x[:, None], np.ones(50), [1]), "independent")
 
 
 # ---- smaller models --------------------------------------------------------------------------
@@ -258,10 +261,10 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
                 table.loc[rows, names] = np.nan
     direct = moments_of(replace(study, table=table))
     assert len(direct.n) == len(coarser.n)
-    one, other = fit_moments(coarser), fit_moments(direct)
+    one, other = fit_joint_model(coarser, "independent"), fit_joint_model(direct, "independent")
     np.testing.assert_allclose(one.params, other.params, rtol=1e-8)
     assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-11)
-    assert np.abs(one.params / fit_moments(moments).params - 1.0).max() > 1e-4
+    assert np.abs(one.params / fit_joint_model(moments, "independent").params - 1.0).max() > 1e-4
 
 
 def test_moving_many_entities_is_an_error_that_names_the_share(moments):

@@ -13,17 +13,16 @@ from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.tools.numdiff import approx_fprime
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import (
     bartlett_factor,
     independence_lr_test,
     independence_tests,
-    joint_normal_of_fit,
     little_test,
     unrestricted_normal,
 )
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
+from fedstat.models.vertical.joint_normal.likelihood import em_step
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.covariance.from_moments import joint_em_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and
 # Solar.R; x = Ozone, Solar.R, ten times Wind, Month, Day, and y = Temp.
@@ -69,17 +68,17 @@ def study():
 
 @pytest.fixture(scope="module")
 def fit(study):
-    return fit_moments(moments_of(study))
+    return fit_joint_model(moments_of(study), "independent")
 
 
 def in_units(fit, joint):
     scale = fit.moments.scale
-    return fit.moments.center + scale * joint.mean, joint.cov * np.outer(scale, scale)
+    return fit.moments.center + scale * joint.point.mean, joint.point.cov * np.outer(scale, scale)
 
 
 def test_little_s_test_of_air_quality_is_that_of_naniar(air):
     """mcar_test(airquality) prints: statistic 35.1, df 14, p.value 0.00142, missing.patterns 4."""
-    fit = fit_moments(air)
+    fit = fit_joint_model(air, "independent")
     test = little_test(fit, unrestricted_normal(fit))
     assert f"{test.statistic:.1f}" == "35.1"
     assert f"{test.pvalue:.5f}" == "0.00142"
@@ -87,7 +86,7 @@ def test_little_s_test_of_air_quality_is_that_of_naniar(air):
 
 
 def test_the_model_s_law_is_the_joint_one_of_the_estimates(study, fit):
-    mean, cov = in_units(fit, joint_normal_of_fit(fit))
+    mean, cov = in_units(fit, fit)
     expected = study.pooled().joint_moments(theta_of(study, fit))
     np.testing.assert_allclose(mean, expected[0], rtol=1e-9)
     np.testing.assert_allclose(cov, expected[1], rtol=1e-9, atol=1e-10)
@@ -106,7 +105,7 @@ def little_by_rows(study, mean, cov):
 
 
 def test_little_s_statistic_is_that_of_the_rows(study, fit):
-    for joint in (joint_normal_of_fit(fit), unrestricted_normal(fit)):
+    for joint in (fit, unrestricted_normal(fit)):
         test = little_test(fit, joint)
         d2, df = little_by_rows(study, *in_units(fit, joint))
         assert test.statistic == pytest.approx(d2, rel=1e-8)
@@ -122,14 +121,14 @@ def test_little_s_test_finds_missingness_that_depends_on_the_response(fit):
 def test_little_s_test_keeps_its_level():
     """120 studies missing completely at random."""
     studies = (four_clients(seed=seed, n=400, missing="mcar") for seed in range(120))
-    pvalues = [little_test(fit_moments(moments_of(study))).pvalue for study in studies]
+    pvalues = [little_test(fit_joint_model(moments_of(study), "independent")).pvalue for study in studies]
     assert stats.kstest(pvalues, "uniform").pvalue > 0.01
     assert 0.01 < np.mean(np.array(pvalues) < 0.05) < 0.1
 
 
 def test_little_s_test_needs_two_patterns(fit):
     with pytest.raises(NotAvailableError, match="all entities have the same one"):
-        little_test(fit_moments(complete(fit.moments)))
+        little_test(fit_joint_model(complete(fit.moments), "independent"))
 
 
 def normal_log_likelihood(study, fit, theta):
@@ -151,18 +150,18 @@ def normal_log_likelihood(study, fit, theta):
 
 def test_the_unrestricted_model_is_the_maximum_likelihood_of_the_rows(study, fit):
     joint = unrestricted_normal(fit)
-    theta = np.concatenate([joint.mean, joint.cov[np.tril_indices(len(joint.mean))]])
-    assert joint.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
+    at = joint.point
+    theta = np.concatenate([at.mean, at.cov[np.tril_indices(len(at.mean))]])
+    assert joint.joint == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
     score = approx_fprime(theta, lambda x: normal_log_likelihood(study, fit, x), centered=True)
     assert np.abs(score).max() / np.sqrt(fit.moments.nobs) < 1e-4
-    model = joint_normal_of_fit(fit)
-    theta = np.concatenate([model.mean, model.cov[np.tril_indices(len(joint.mean))]])
-    assert model.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
+    theta = np.concatenate([fit.point.mean, fit.point.cov[np.tril_indices(len(at.mean))]])
+    assert fit.joint == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
 
 
 def test_independence_by_likelihood_ratio_of_complete_data_is_wilks_determinant():
     study = four_clients(seed=3, n=1_000)
-    fit = fit_moments(complete(moments_of(study)))
+    fit = fit_joint_model(complete(moments_of(study)), "independent")
     X = study.table[study.covariates].dropna().to_numpy()
     R = np.corrcoef(X.T)
     edges = np.cumsum([0, *fit.moments.sizes])
@@ -185,7 +184,7 @@ def test_bartlett_factor_is_the_mean_likelihood_ratio_with_missing_blocks():
         y = X.sum(axis=1) + rng.normal(size=120)
         for k, share in enumerate((0.2, 0.3, 0.4)):
             X[rng.random(120) < share, 2 * k : 2 * k + 2] = np.nan
-        fit = fit_moments(moments_of_arrays(X, y, [2, 2, 2]))
+        fit = fit_joint_model(moments_of_arrays(X, y, [2, 2, 2]), "independent")
         between = np.kron(1 - np.eye(3), np.ones((2, 2))).astype(bool)
         factors.append(bartlett_factor(fit.moments, between))
         ratios.append(independence_lr_test(fit).statistic * factors[-1] / 12)
@@ -214,8 +213,8 @@ def test_pairs_are_tested_on_the_entities_that_both_have(study, fit):
 
 
 def test_a_common_factor_of_all_sites_is_found():
-    independent = fit_moments(moments_of(four_clients(seed=5, n=4_000)))
-    related = fit_moments(moments_of(four_clients(seed=5, n=4_000, between=0.4)))
+    independent = fit_joint_model(moments_of(four_clients(seed=5, n=4_000)), "independent")
+    related = fit_joint_model(moments_of(four_clients(seed=5, n=4_000, between=0.4)), "independent")
     assert independence_lr_test(related).pvalue < 1e-50
     assert independence_lr_test(independent).pvalue > 0.01
     assert max(t.pvalue for t in independence_tests(related.moments)) < 1e-4
@@ -228,7 +227,7 @@ def test_only_the_likelihood_ratio_sees_through_selection_by_the_response():
     y = X.sum(axis=1) + rng.normal(size=3_000)
     lacks = rng.integers(2, size=3_000)
     X[np.flatnonzero(y < 0.5), lacks[y < 0.5]] = np.nan
-    fit = fit_moments(moments_of_arrays(X, y, [1, 1]))
+    fit = fit_joint_model(moments_of_arrays(X, y, [1, 1]), "independent")
     assert independence_tests(fit.moments)[0].pvalue < 1e-10
     assert independence_lr_test(fit).pvalue > 0.05
 
@@ -244,7 +243,7 @@ def test_pairs_without_enough_entities_have_no_test():
     apart = moments_of_arrays(X, rng.normal(size=60), [2, 2])
     assert independence_tests(apart)[0].n == 0
     with pytest.raises(NotAvailableError, match="no two sites share enough entities"):
-        independence_lr_test(fit_moments(apart))
+        independence_lr_test(fit_joint_model(apart, "independent"))
 
 
 @pytest.mark.parametrize("both", [0, 1, 4])
@@ -252,14 +251,16 @@ def test_two_sites_that_share_few_entities_have_no_covariance_of_their_own(both)
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 12))
     X[both:100, :6], X[100:, 6:] = np.nan, np.nan
-    fit = fit_moments(moments_of_arrays(X, rng.normal(size=200), [6, 6], sites=["Bank", "Court"]))
+    fit = fit_joint_model(
+        moments_of_arrays(X, rng.normal(size=200), [6, 6], sites=["Bank", "Court"]), "independent"
+    )
     joint = unrestricted_normal(fit)
-    assert np.abs(np.linalg.inv(joint.cov[:-1, :-1])[:6, 6:]).max() < 1e-12
-    assert joint.log_likelihood == pytest.approx(joint_normal_of_fit(fit).log_likelihood, rel=1e-12)
+    assert np.abs(np.linalg.inv(joint.point.cov[:-1, :-1])[:6, 6:]).max() < 1e-12
+    assert joint.joint == pytest.approx(fit.joint, rel=1e-12)
 
 
 def test_one_em_step_from_anywhere_ends_at_the_moments_of_complete_data():
     moments = complete(moments_of(four_clients(seed=3, n=200))).standardized()
-    mean, cov = joint_em_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
+    mean, cov = em_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
     np.testing.assert_allclose(mean, 0.0, atol=1e-9)
     np.testing.assert_allclose(cov, moments.grams[0, 1:, 1:] / moments.nobs, atol=1e-9)

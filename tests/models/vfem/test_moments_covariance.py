@@ -10,10 +10,11 @@ from oracle import ITERATIVE, packed, simulate
 from pattern_moments import moments_of_arrays
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.vertical.fit import block_covariance, fit_moments, residuals
+from fedstat.models.vertical.joint_normal.blocks import BlocksPoint
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint, em_step, m_step
+from fedstat.models.vertical.moments import StandardizedMoments
 from fedstat.models.vfem.covariance.from_moments import (
-    EMPoint,
-    block_em_step,
     moments_covariance,
     sem_covariance,
 )
@@ -38,7 +39,7 @@ def study(request):
 
 @pytest.fixture(scope="module")
 def fit(study):
-    return fit_moments(moments_of(study))
+    return fit_joint_model(moments_of(study), "independent")
 
 
 def assert_close(one, other, tolerance):
@@ -70,7 +71,7 @@ def test_supplemented_em_is_the_observed_information(fit):
 
 
 def test_expected_differs_where_sites_are_correlated():
-    fit = fit_moments(moments_of(four_clients(seed=8, between=1.0)))
+    fit = fit_joint_model(moments_of(four_clients(seed=8, between=1.0)), "independent")
     observed, expected = (np.diag(moments_covariance(fit, t).psi) for t in ("observed", "expected"))
     assert np.abs(expected / observed - 1.0).max() > 0.2
     assert moments_covariance(fit, "expected").how == "none"
@@ -80,7 +81,7 @@ def test_one_site_with_every_entity_has_the_covariance_of_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
-    fit = fit_moments(moments_of_arrays(X, y, [3]))
+    fit = fit_joint_model(moments_of_arrays(X, y, [3]), "independent")
     ols = sm.OLS(y, sm.add_constant(X)).fit()
     for cov_type in ("observed", "expected", "sem"):
         psi = moments_covariance(fit, cov_type).psi
@@ -95,24 +96,22 @@ def test_robust_says_why_there_is_none(fit):
         moments_covariance(fit, "robust")
 
 
-def em_point(fit):
-    Sigma = block_covariance(fit.standard, fit.point, residuals(fit.standard, fit.point))
-    return EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
-
-
 def test_the_estimate_is_a_fixed_point_of_the_exact_em_map(fit):
-    at = em_point(fit)
-    image = block_em_step(fit.standard, at)
-    for name in ("beta0", "s2", "beta", "mu", "Sigma"):
-        np.testing.assert_allclose(getattr(image, name), getattr(at, name), atol=1e-9)
+    at, edges = fit.point, fit.moves.edges
+    mean, cov = em_step(fit.moments, at.mean, at.cov)
+    Q, beta, s2 = m_step(cov, edges)
+    for found, expected in ((mean, at.mean), (Q, at.Q), (beta, at.beta), (s2, at.s2)):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def test_em_from_no_effects_climbs_to_the_estimate():
-    fit = fit_moments(moments_of(simulate(seed=0, n=500)))
-    standard = fit.standard
-    at = EMPoint(0.0, 1.0, np.zeros(7), np.zeros(7), standard.S)
+    moments = moments_of(simulate(seed=0, n=500))
+    fit, standard = fit_joint_model(moments, "independent"), StandardizedMoments(moments)
+    at = BlocksPoint.start(standard).with_concentration()
     for _ in range(300):
-        at = block_em_step(standard, at)
+        mean, cov = em_step(fit.moments, at.mean, at.cov)
+        Q, beta, s2 = m_step(cov, fit.moves.edges)
+        at = JointNormalPoint(mean[:-1], mean[-1], beta, s2, Q)
     np.testing.assert_allclose(at.beta, fit.point.beta, atol=1e-8)
-    np.testing.assert_allclose(at.Sigma, em_point(fit).Sigma, atol=1e-8)
-    assert at.s2 == pytest.approx(np.exp(fit.point.log_s2), rel=1e-8)
+    np.testing.assert_allclose(at.covariates, fit.point.covariates, atol=1e-8)
+    assert at.s2 == pytest.approx(fit.point.s2, rel=1e-8)

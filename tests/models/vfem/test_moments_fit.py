@@ -12,13 +12,9 @@ from oracle import ITERATIVE, packed, simulate
 from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.fit import (
-    LikelihoodPoint,
-    StandardizedMoments,
-    evaluate,
-    fit_moments,
-    log_likelihood,
-)
+from fedstat.models.vertical.joint_normal.blocks import BlocksPoint, blocks_likelihood, differentiate_blocks
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
+from fedstat.models.vertical.moments import StandardizedMoments
 from fedstat.models.vfem.iteration.state import fit_by_site
 from fedstat.models.vfem.submodels import leave_one_out
 
@@ -51,7 +47,7 @@ def divisor_ratio(result):
 
 
 def test_the_fit_is_that_of_the_iterative_exchange(study):
-    result, fit = study.model().fit(**packed(**TIGHT)), fit_moments(moments_of(study))
+    result, fit = study.model().fit(**packed(**TIGHT)), fit_joint_model(moments_of(study), "independent")
     assert result.converged and fit.converged
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
@@ -70,49 +66,54 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
 
 def test_the_score_of_the_rows_vanishes_in_every_parameter(study):
     """Sigma included, which is maximized out."""
-    pooled, theta = study.pooled(), theta_of(study, fit_moments(moments_of(study)))
+    pooled, theta = study.pooled(), theta_of(study, fit_joint_model(moments_of(study), "independent"))
     information = -pooled.hessian(theta)
     assert pooled.relative_score(theta, information) < 1e-7
     assert np.linalg.eigvalsh(information).min() > 0.0
 
 
 def test_the_likelihood_of_moments_is_that_of_the_rows(study):
-    fit, pooled = fit_moments(moments_of(study)), study.pooled()
+    fit, pooled = fit_joint_model(moments_of(study), "independent"), study.pooled()
     expected = pooled.loglike(theta_of(study, fit)) - pooled.saturated()
     assert fit.log_likelihood == pytest.approx(expected, rel=1e-11)
 
 
 def random_point(standard, seed=0):
-    phi = 0.4 * np.random.default_rng(seed).normal(size=len(standard.start().pack()))
-    return LikelihoodPoint.unpack(phi, standard.P)
+    P, K = standard.member.shape
+    by = 0.4 * np.random.default_rng(seed).normal(size=2 + 2 * P + K)
+    return BlocksPoint.start(standard).moved(by, np.ones(P, dtype=bool))
 
 
-def test_derivatives_are_those_of_central_differences(mar):
-    standard = StandardizedMoments(moments_of(mar))
-    point, step = random_point(standard), 1e-5
-    phi, at = point.pack(), evaluate(standard, point)
+@pytest.mark.parametrize("zero", [[], [1, 4]])
+def test_derivatives_are_those_of_central_differences(mar, zero):
+    """Of all parameters, and of those that remain if some coefficients are fixed at zero."""
+    standard, step = StandardizedMoments(moments_of(mar)), 1e-5
+    (P, K), effects = standard.member.shape, np.isin(np.arange(7), zero, invert=True)
+    point = random_point(standard).restricted(effects)
+    at = differentiate_blocks(point, effects)
 
     def ends(function, i):
-        moved = np.zeros(len(phi))
-        moved[i] = step
-        return [function(LikelihoodPoint.unpack(phi + sign * moved, standard.P)) for sign in (1, -1)]
+        by = np.zeros(2 + len(effects) - len(zero) + P + K)
+        by[i] = step
+        return [function(point.moved(sign * by, effects)) for sign in (1, -1)]
 
     score, information = [], []
-    for i in range(len(phi)):
-        up, down = ends(lambda p: log_likelihood(standard, p), i)
+    for i in range(len(at.score)):
+        up, down = ends(blocks_likelihood, i)
         score.append((up - down) / (2 * step))
-        up, down = ends(lambda p: evaluate(standard, p).score, i)
+        up, down = ends(lambda p: differentiate_blocks(p, effects).score, i)
         information.append(-(up - down) / (2 * step))
-    assert at.log_likelihood == log_likelihood(standard, point)
+    assert at.log_likelihood == blocks_likelihood(point)
     np.testing.assert_allclose(at.score, score, rtol=1e-6, atol=1e-6 * np.abs(score).max())
     np.testing.assert_allclose(at.information, information, atol=1e-7 * np.abs(information).max())
-    assert np.linalg.eigvalsh(at.expected).min() > 0.0
+    expected = differentiate_blocks(point, effects, expected=True)
+    assert np.linalg.eigvalsh(expected.information).min() > 0.0
 
 
 def test_sigma_is_the_largest_likelihood_given_the_rest(mar):
     """At a point that is no optimum: the score of Sigma vanishes, and the profile is the full likelihood."""
     moments = moments_of(mar)
-    fit = fit_moments(moments, start=random_point(StandardizedMoments(moments)), maxiter=1)
+    fit = fit_joint_model(moments, "independent", start=random_point(StandardizedMoments(moments)), maxiter=1)
     assert not fit.converged and len(fit.trace) == 1
     pooled, theta = mar.pooled(), theta_of(mar, fit)
     t = [b @ S @ b for b, S in zip(*np.array(pooled.unpack(theta), dtype=object)[[2, 4]], strict=True)]
@@ -124,19 +125,22 @@ def test_one_site_with_every_entity_is_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
-    fit, ols = fit_moments(moments_of_arrays(X, y, [3])), sm.OLS(y, sm.add_constant(X)).fit()
+    fit, ols = (
+        fit_joint_model(moments_of_arrays(X, y, [3]), "independent"),
+        sm.OLS(y, sm.add_constant(X)).fit(),
+    )
     np.testing.assert_allclose(fit.params, ols.params, rtol=1e-9)
     assert fit.log_likelihood == pytest.approx(ols.llf, rel=1e-12)
     assert fit.rsquared == pytest.approx(ols.rsquared, rel=1e-10)
     assert fit.s2 == pytest.approx(ols.ssr / 200, rel=1e-10)
     np.testing.assert_allclose(fit.mu, X.mean(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(fit.Sigma, np.cov(X.T, bias=True), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(fit.cov[:-1, :-1], np.cov(X.T, bias=True), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["cc", "impute"])
 def test_complete_and_filled_moments_are_the_other_methods(mar, method):
     moments = moments_of(mar)
-    fit = fit_moments(complete(moments) if method == "cc" else filled(moments))
+    fit = fit_joint_model(complete(moments) if method == "cc" else filled(moments), "independent")
     result = mar.model().fit(**packed(method=method, **TIGHT))
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-10)
@@ -146,15 +150,18 @@ def test_complete_and_filled_moments_are_the_other_methods(mar, method):
 def test_the_order_of_the_sites_does_not_matter(mar):
     order = ["C", "A", "D", "B"]
     turned = replace(mar, columns={site: mar.columns[site] for site in order})
-    one, other = fit_moments(moments_of(mar)), fit_moments(moments_of(turned))
+    one, other = (
+        fit_joint_model(moments_of(mar), "independent"),
+        fit_joint_model(moments_of(turned), "independent"),
+    )
     place = [mar.covariates.index(name) for name in turned.covariates]
     np.testing.assert_allclose(one.beta[place], other.beta, rtol=1e-9)
-    np.testing.assert_allclose(one.Sigma[np.ix_(place, place)], other.Sigma, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(one.cov[np.ix_(place, place)], other.cov[:-1, :-1], rtol=1e-9, atol=1e-12)
     assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-13)
 
 
 def test_few_steps_end_at_the_optimum_and_never_fall(study):
-    fit = fit_moments(moments_of(study))
+    fit = fit_joint_model(moments_of(study), "independent")
     heights = [row.log_likelihood for row in fit.trace]
     assert len(fit.trace) < 15 and fit.trace[-1].move == "newton"
     assert np.diff(heights).min() > -1e-9 * abs(heights[-1])
@@ -163,15 +170,15 @@ def test_few_steps_end_at_the_optimum_and_never_fall(study):
 
 def test_any_start_ends_there(mar):
     standard = StandardizedMoments(moments_of(mar))
-    reference = fit_moments(standard)
+    reference = fit_joint_model(standard, "independent")
     for seed in range(10):
-        fit = fit_moments(standard, start=random_point(standard, seed))
+        fit = fit_joint_model(standard, "independent", start=random_point(standard, seed))
         np.testing.assert_allclose(fit.params, reference.params, rtol=1e-7)
-    assert len(fit_moments(standard, start=reference.point).trace) == 1
+    assert len(fit_joint_model(standard, "independent", start=reference.point).trace) == 1
 
 
 def test_a_fit_that_stops_early_says_so(mar):
-    fit = fit_moments(moments_of(mar), maxiter=3)
+    fit = fit_joint_model(moments_of(mar), "independent", maxiter=3)
     assert not fit.converged and "largest number" in fit.reason and len(fit.trace) == 3
 
 
@@ -190,7 +197,7 @@ def nearly_exact(n, noise, seed):
 @pytest.mark.parametrize(("noise", "seed"), [(0.1, 1), (0.1, 3), (0.01, 3)])
 def test_blocks_that_explain_nearly_everything_converge(noise, seed):
     study = nearly_exact(400, noise, seed)
-    fit = fit_moments(moments_of(study))
+    fit = fit_joint_model(moments_of(study), "independent")
     assert fit.converged and len(fit.trace) < 30
     pooled, theta = study.pooled(), theta_of(study, fit)
     assert pooled.relative_score(theta, -pooled.hessian(theta)) < 1e-5
@@ -201,7 +208,7 @@ def test_a_likelihood_without_a_maximum_is_explained(seed):
     """Fewer complete entities than coefficients, which reproduce their response without error."""
     study = nearly_exact(60, 0.01, seed)
     with pytest.raises(EstimationError, match=r"variance goes to zero.*\d+ of the 60 entities are complete"):
-        fit_moments(moments_of(study))
+        fit_joint_model(moments_of(study), "independent")
 
 
 def test_columns_that_are_one_across_sites_are_refused():
@@ -209,7 +216,7 @@ def test_columns_that_are_one_across_sites_are_refused():
     x, z = rng.normal(size=(2, 100))
     moments = moments_of_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])
     with pytest.raises(EstimationError, match="collinear across sites"):
-        fit_moments(moments)
+        fit_joint_model(moments, "independent")
 
 
 # ---- models within the one at hand -----------------------------------------------------------
@@ -217,14 +224,14 @@ def test_columns_that_are_one_across_sites_are_refused():
 
 @pytest.mark.parametrize("columns", [["a1", "b0", "c0", "c2", "d0", "d1"], ["a0", "c1"], ["b0", "d0", "d1"]])
 def test_a_submodel_is_the_iterative_fit_of_its_formula(mar, columns):
-    fit = fit_moments(moments_of(mar).submodel(columns))
+    fit = fit_joint_model(moments_of(mar).submodel(columns), "independent")
     result = mar.model("y ~ " + " + ".join(columns)).fit(**packed(**TIGHT))
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
 
 
 def test_leaving_out_each_column_compares_nested_fits(mar):
-    left = leave_one_out(fit_moments(moments_of(mar)))
+    left = leave_one_out(fit_joint_model(moments_of(mar), "independent"))
     full = mar.model().fit(**packed(**TIGHT))
     for j in (1, 2, 6):  # one of two columns, a client's only one, and another
         names = [name for name in mar.covariates if name != mar.covariates[j]]

@@ -10,12 +10,8 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.models.vertical.joint_normal.fit import (
-    differentiate_joint_normal,
-    fit_joint_normal,
-    sandwich_covariance,
-    scores_by_pattern,
-)
+from fedstat.models.vertical.joint_normal.fit import fit_joint_normal, sandwich_covariance, scores_by_pattern
+from fedstat.models.vertical.joint_normal.likelihood import differentiate_joint_normal
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
 

@@ -11,12 +11,12 @@ from pattern_moments import moments_of_arrays
 import fedstat as fs
 from fedstat.errors import ConsentError, NotAvailableError
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import (
     independence_tests,
     little_test,
     unrestricted_normal,
 )
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
 
 FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()}
 
@@ -33,7 +33,7 @@ def test_they_are_those_of_pooled_rows(family, tmp_path):
     pooled = moments_of_arrays(
         study.table[columns].to_numpy(), study.table["y"].to_numpy(), sizes, sites=list(study.columns)
     )
-    fit = fit_moments(pooled)
+    fit = fit_joint_model(pooled, "independent")
     np.testing.assert_allclose(result.mcar_test(), little_test(fit, unrestricted_normal(fit)), rtol=1e-5)
     pairs, expected = result.independence_tests(), independence_tests(pooled)
     np.testing.assert_allclose(pairs["statistic"], [one.statistic for one in expected], rtol=1e-6)
@@ -73,7 +73,9 @@ def test_a_response_that_is_not_normal_keeps_the_level(family):
         for name, chance in chances.items():
             seen = X.copy()
             seen[:, 2:][rng.random(500) < chance] = np.nan
-            test = little_test(fit_moments(moments_of_arrays(seen, y.astype(float), [2, 2])))
+            test = little_test(
+                fit_joint_model(moments_of_arrays(seen, y.astype(float), [2, 2]), "independent")
+            )
             rejected[name].append(test.pvalue <= 0.05)
     assert 0.025 <= np.mean(rejected["chance"]) <= 0.085
     assert np.mean(rejected["response"]) > 0.95

@@ -27,11 +27,10 @@ from fedstat.federation.message import pack_request
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.penalized.coordinate_descent import gram_path
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
-from fedstat.models.vertical.fit import StandardizedMoments
 from fedstat.models.vglm import em_solver
 from fedstat.models.vglm import em_solver as em_models
 from fedstat.models.vglm.em_fit import blocks_path, refit_blocks
-from fedstat.models.vglm.em_solver import IndependentBlocksModel
+from fedstat.models.vglm.em_solver import WorkingModel
 from fedstat.models.vglm.path_setup import PathSetup
 
 TABLE = make_table(n=400, seed=5)
@@ -234,7 +233,7 @@ def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
     for lam in (0.02, 0.1):
         points.clear()
         blocks_path(
-            IndependentBlocksModel(StandardizedMoments(moments)),
+            WorkingModel.of(moments, "independent"),
             setup_of(penalty, np.array([lam * moments.scale[-1]]), 12, "descent"),
         )
         terms, before = Penalty(penalty).at(lam, CoefficientGroups.single(12)), None
@@ -269,13 +268,13 @@ def test_the_refit_is_vfem_of_the_selected_columns():
     result = model_of(penalty="lasso").fit(select="bic")
     names = result.refit.params.index[1:]
     assert 0 < len(names) < 12
-    standard = StandardizedMoments(moments_of(MISSING))
-    found, explained = refit_blocks(IndependentBlocksModel(standard), np.isin(standard.moments.names, names))
+    joint = WorkingModel.of(moments_of(MISSING), "independent")
+    found, explained = refit_blocks(joint, np.isin(joint.model.moments.names, names))
     assert result.refit.params.to_numpy() == pytest.approx(found.params, rel=1e-6)
     plain = [name for name in names if "[" not in name]
     formula = "y ~ " + " + ".join(plain)
     smaller = fs.VFEMRegression.from_formula(formula, model_of().partition, between="independent").fit()
-    chosen, _ = refit_blocks(IndependentBlocksModel(standard), np.isin(standard.moments.names, plain))
+    chosen, _ = refit_blocks(joint, np.isin(joint.model.moments.names, plain))
     np.testing.assert_allclose(chosen.params, smaller.params, rtol=1e-6)
     np.testing.assert_allclose(np.sqrt(np.diag(chosen.cov)), smaller.bse, rtol=1e-6)
     assert chosen.llf == pytest.approx(smaller.llf, rel=1e-9)
@@ -424,7 +423,7 @@ def test_selection_errs_less_than_on_complete_cases():
             X[rng.random(400) < 1.0 / (1.0 + np.exp(0.5 - slope * y)), k : k + 4] = np.nan
         moments = moments_of_arrays(X, y, (4, 4, 4))
         for name, use in (("em", moments), ("complete", complete(moments))):
-            path = blocks_path(IndependentBlocksModel(StandardizedMoments(use)), setup).path
+            path = blocks_path(WorkingModel.of(use, "independent"), setup).path
             df = np.count_nonzero(path.coefficients, axis=1)
             b = path.coefficients[np.argmin(use.nobs * np.log(path.loss) + df * np.log(use.nobs))]
             errors[name].append(np.sqrt(np.mean((b - beta) ** 2)))

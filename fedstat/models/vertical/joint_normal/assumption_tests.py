@@ -16,19 +16,9 @@ from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
 from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
-from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.joint_normal.fit import (
-    Between,
-    JointNormalFit,
-    UnrestrictedNormal,
-    edges_between,
-    fit_joint_model,
-    fit_joint_normal,
-    inverse_by_pattern,
-    joint_normal_of_fit,
-    observed,
-    undetermined_pairs,
-)
+from fedstat.models.vertical.joint_normal.edges import Between, edges_between, undetermined_pairs
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_model, fit_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import inverse_by_pattern, observed
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats
 
@@ -79,21 +69,19 @@ class BlockIndependence(NamedTuple):
     mean_abs: float
 
 
-def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Return the distribution of standardized (x, y) with all estimable covariances free."""
+def unrestricted_normal(fit: JointNormalFit) -> JointNormalFit:
+    """Return the fit with all estimable covariances free."""
     edges = edges_between(fit.moments, "free")
-    if not isinstance(fit, JointNormalFit) or (fit.moves.edges != edges).any():
-        fit = fit_joint_normal(fit.moments, edges)
-    return joint_normal_of_fit(fit)
+    return fit if (fit.moves.edges == edges).all() else fit_joint_normal(fit.moments, edges)
 
 
-def little_test(fit: MomentsFit | JointNormalFit, joint: UnrestrictedNormal | None = None) -> LittleTest:
+def little_test(fit: JointNormalFit, joint: JointNormalFit | None = None) -> LittleTest:
     """Test that the means of observed columns differ between missing patterns by chance alone (MCAR).
 
     d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the observed columns (and response) of
     pattern g is chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
-    covariance under the null, `joint`, are by default those of the model, :func:`joint_normal_of_fit`. If its
+    covariance under the null, `joint`, are by default those of the fit. If its
     blocks are independent between sites, correlation between them may make the test reject as well. Little's
     own test has all covariances free, as :func:`unrestricted_normal`.
 
@@ -106,19 +94,17 @@ def little_test(fit: MomentsFit | JointNormalFit, joint: UnrestrictedNormal | No
     used = moments.n > 0.0
     if used.sum() < 2:
         raise NotAvailableError("Little's test compares missing patterns, and all entities have the same one")
-    joint = joint or joint_normal_of_fit(fit)
+    at = (joint or fit).point
     seen = observed(moments)[used]
     n = moments.n[used]
-    K, _ = inverse_by_pattern(joint.cov, seen)
-    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * joint.mean)
+    K, _ = inverse_by_pattern(at.cov, seen)
+    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * at.mean)
     statistic = float(np.sum(np.einsum("gi,gij,gj->g", d, K, d) / n))
     df = int(seen.sum()) - seen.shape[1]
     return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
 
 
-def independence_lr_test(
-    fit: MomentsFit | JointNormalFit, restricted: MomentsFit | JointNormalFit | None = None
-) -> LRTest:
+def independence_lr_test(fit: JointNormalFit, restricted: JointNormalFit | None = None) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between sites.
 
     Unlike the pairwise tests, it is valid if missingness depends on observed values (MAR). Its degrees of
@@ -132,11 +118,9 @@ def independence_lr_test(
     if not df:
         raise NotAvailableError("no two sites share enough entities, so correlation between sites is unknown")
     if restricted is None:
-        within = not isinstance(fit, JointNormalFit) or (fit.moves.edges == own).all()
+        within = (fit.moves.edges == own).all()
         restricted = fit if within else fit_joint_model(moments, "independent")
-    statistic = 2.0 * (
-        unrestricted_normal(fit).log_likelihood - joint_normal_of_fit(restricted).log_likelihood
-    )
+    statistic = 2.0 * (unrestricted_normal(fit).joint - restricted.joint)
     statistic /= bartlett_factor(moments, between)
     return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
 
@@ -397,6 +381,6 @@ class AssumptionTests:
         """
         return independence_lr_test(self._moments())
 
-    def _moments(self) -> MomentsFit | JointNormalFit:
+    def _moments(self) -> JointNormalFit:
         """Return the fit of all columns from the moments; a NotAvailableError if there are none."""
         raise NotImplementedError

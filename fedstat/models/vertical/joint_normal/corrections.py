@@ -8,13 +8,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.joint_normal.fit import (
-    JointNormalFit,
+from fedstat.models.vertical.joint_normal.edges import not_determined
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, in_psi, maximize_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import (
     JointNormalPoint,
     differentiate_joint_normal,
-    in_psi,
-    maximize_joint_normal,
-    not_determined,
     observed,
 )
 from fedstat.models.vertical.moments import PatternMoments
@@ -309,9 +307,9 @@ def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
         max(MAX_SIMULATED_VALUES // (SIMULATION_PARTS * P), SMALLEST_PART),
     )
     world = ReferenceSample(fit.moments, SIMULATION_PARTS * part, seed)
-    found = SkewedModel(fit.point, log_sd_of(fit.moments.shape))
+    found = SkewedModel(fit.point.with_concentration(), log_sd_of(fit.moments.shape))
     joint, best, gap, last, step = found, found, np.inf, np.inf, 1.0
-    information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
+    information = fit.model.information(fit.point)
     errors = np.sqrt(np.diag(solve_information(information, np.eye(len(information), 2 + P))))[2:]
     for _ in range(MOST_ROUNDS):
         try:
@@ -375,13 +373,15 @@ def estimates_of_sample(fit: JointNormalFit, joint: SkewedModel, moments: Patter
     """Fit a normal model to a sample of a skewed one; also return the shapes of its observed columns."""
     assert moments.shape is not None
     try:
-        found = maximize_joint_normal(moments, joint.point, fit.moves, MATCHING_TOLERANCE, 100)
+        found = maximize_joint_normal(
+            replace(fit.model, moments=moments), joint.point, MATCHING_TOLERANCE, 100
+        )
     except (EstimationError, np.linalg.LinAlgError):
         raise EstimationError(
             f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the "
             "estimate; leave out columns or sites that almost no entity has"
         ) from None
-    return SkewedModel(found.point, log_sd_of(moments.shape))
+    return SkewedModel(found.point.with_concentration(), log_sd_of(moments.shape))
 
 
 def simulated_covariance(skewed: SkewedFit) -> Floats:
@@ -453,7 +453,7 @@ def bias_corrected(fit: JointNormalFit) -> JointNormalFit:
     with the divisor n - p - 1. Raises EstimationError if so few entities are shared that no valid model
     remains.
     """
-    at = fit.point
+    at = fit.point.with_concentration()
     try:
         bias, _ = first_order_bias(fit)
     except np.linalg.LinAlgError:
@@ -474,7 +474,7 @@ def first_order_bias(fit: JointNormalFit) -> tuple[Floats, Floats]:
 
     Raises LinAlgError if the information is not positive definite.
     """
-    at, moments, moves = fit.point, fit.moments, fit.moves
+    at, moments, moves = fit.point.with_concentration(), fit.moments, fit.moves
     P, d = len(at.beta), 2 + 2 * len(at.beta) + len(moves.entries[0])
     V = solve_information(differentiate_joint_normal(moments, at, moves).information, np.eye(d))
     excess = second_order(fit, V)

@@ -17,8 +17,8 @@ from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums
 from fedstat.models.checks import check_choice, check_integer, check_positive, masks_rows
-from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
+from fedstat.models.vertical.joint_normal.edges import Between
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.newton import TraceRow
 from fedstat.models.vfem.iteration.site_state import NORMAL
@@ -281,10 +281,10 @@ class VFEMFit:
         return replace(self.distribution, alpha=other.distribution.alpha) == other.distribution
 
 
-def fit_by_site(found: MomentsFit | JointNormalFit, between: Between = "free") -> VFEMFit:
+def fit_by_site(found: JointNormalFit, between: Between = "free") -> VFEMFit:
     """Return estimates from moments as the iterative exchange does; `between` describes the joint model."""
     moments, joint = found.moments, None
-    if isinstance(found, JointNormalFit):
+    if not found.model.profiled:
         joint = NormalModel(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
     places = {c: moments.places(k) for k, c in enumerate(moments.sites)}
     return VFEMFit(
