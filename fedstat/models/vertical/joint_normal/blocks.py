@@ -177,9 +177,8 @@ def differentiate_blocks(
     J = jacobian(point, at)
     score, information = block_terms(point, expected=expected)
     score += score_z @ J
-    information += J.T @ information_z @ J
-    if not expected:
-        information -= curvature(point, at, score_z)
+    chained = J.T @ information_z @ J
+    information += chained if expected else chained - curvature(point, at, score_z)
     free = free_parameters(point.standard, effects)
     return JointNormalDerivatives(blocks_likelihood(point, at), score[free], information[np.ix_(free, free)])
 
