@@ -515,12 +515,18 @@ class Site:
         return masker
 
     def _keep_state(self, session: str, state: State) -> None:
-        """Store the state of a session; one without a reply does not replace others."""
-        if session not in self.states:
-            while len(self.states) >= MAX_SESSIONS:
-                del self.states[oldest := next(iter(self.states))]
-                self._put_out[oldest] = SESSION_END_REASONS["newer"]
-            self.states[session] = state
+        """Store the state of a session as the latest; one without a reply does not replace others.
+
+        Sessions that keep nothing for a later request, such as those of a connection, go first, then those
+        without requests for the longest time. A fit that goes on is not replaced by analysts who connect.
+        """
+        self.states.pop(session, None)
+        while len(self.states) >= MAX_SESSIONS:
+            idle = (name for name, one in self.states.items() if one.is_empty)
+            first = next(idle, None) or next(iter(self.states))
+            del self.states[first]
+            self._put_out[first] = SESSION_END_REASONS["newer"]
+        self.states[session] = state
 
     def _run(self, context: RequestContext) -> message.Reply:
         request, step, state = context.request, context.step, context.state

@@ -196,6 +196,11 @@ class State:
         return name in self._items
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored for a later request."""
+        return not self._items
+
+    @property
     def entities(self) -> int:
         """Number of entities behind the reply to the present request."""
         return self._behind or 0

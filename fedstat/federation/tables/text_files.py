@@ -391,9 +391,10 @@ def _layout(text: str, separator: str) -> _Layout | None:
     if first and any(map(_number_pattern(".", ",").fullmatch, names)):
         first, names = 0, rows[0][1]  # a record: the line above it may be names that are too few
     records = [cells for _, cells in rows[first + 1 :]]
-    foreign = np.mean([bool(FOREIGN[separator].search(cell)) for cells in records for cell in cells] or [0.0])
-    share = np.mean([len(cells) == width for cells in records] or [0.0])
-    return _Layout(separator, round(float(share - foreign), 2), rows[first][0], names, records)
+    cells = [cell for row in records for cell in row]
+    foreign = sum(bool(FOREIGN[separator].search(cell)) for cell in cells) / max(len(cells), 1)
+    share = sum(len(row) == width for row in records) / max(len(records), 1)
+    return _Layout(separator, round(share - foreign, 2), rows[first][0], names, records)
 
 
 def _propose_from_head(file: Path, form: TextFormat, found: Proposal) -> None:
@@ -447,7 +448,11 @@ def _propose_numbers(columns: Mapping[str, pd.Series[Any]], form: TextFormat, fo
         return
     best, *others = (one for one, columns in read.items() if len(columns) == most)
     # "1,234" is a number in two forms, which differ by a factor of 1,000
-    doubtful = [n for n, numbers in read[best].items() for o in others if not numbers.equals(read[o].get(n))]
+    doubtful = [
+        name
+        for name, numbers in read[best].items()
+        if not all(name in read[one] and numbers.equals(read[one][name]) for one in others)
+    ]
     if doubtful:
         mark = best[0]
         found.remarks.append(

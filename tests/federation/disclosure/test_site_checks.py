@@ -166,5 +166,26 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
         site.answer(question(session="0"))
 
 
+def test_sessions_with_requests_are_kept_when_many_analysts_connect(make):
+    """Twenty fits go on while a hundred other sessions are opened that keep nothing."""
+    site = make()
+    fits = [f"fit {i}" for i in range(20)]
+    for turn in range(5):
+        for fit in fits:
+            site.answer(question(session=fit))
+            site.answer(question("shout", arrays={}, text='"a"', session=f"connection {turn} {fit}"))
+    assert all(site.states[fit].use("asked", int) == 5 for fit in fits)
+    assert len(site.states) == MAX_SESSIONS
+
+
+def test_the_session_without_requests_for_the_longest_time_goes_first(make):
+    site = make()
+    for i in range(MAX_SESSIONS):
+        site.answer(question(session=str(i)))
+    site.answer(question(session="0"))
+    site.answer(question(session="new"))
+    assert "0" in site.states and "1" not in site.states
+
+
 def test_repr_shows_no_data(make):
     assert repr(make()) == "Site('Bank', 6 records, 1 columns)"
