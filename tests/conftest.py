@@ -45,7 +45,7 @@ def pytest_cmdline_main(config):
         and config.pluginmanager.has_plugin("xdist")
         and config.option.numprocesses is None
     ):
-        config.option.numprocesses, config.option.dist = "auto", "worksteal"
+        config.option.numprocesses, config.option.dist = "logical", "worksteal"
         config.stash[COMPLETE] = True
 
 
