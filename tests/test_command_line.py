@@ -143,9 +143,10 @@ def test_trust_is_given_and_withdrawn(home, capsys, tmp_path):
     assert "is absent; a card is" in printed(capsys, "site", "pin", home / "A", home / "none.toml", code=1)
 
 
-def test_wrong_usage_is_distinguished_from_a_problem():
-    done = run("site", "frobnicate")
-    assert done.returncode == 2 and "invalid choice" in done.stderr
+def test_wrong_usage_is_distinguished_from_a_problem(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["site", "frobnicate"])
+    assert end.value.code == 2 and "invalid choice" in capsys.readouterr().err
     assert run("site", "check", "/no/such/folder").returncode == 1
 
 
