@@ -25,7 +25,7 @@ from fedstat.inference.convergence import last_digit
 from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
-from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel
+from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, describe_nothing
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
@@ -337,16 +337,9 @@ def sum_scores(
     and ``spread``, without which all else is zero.
     """
     clusters = clusters_of(state)
-    model, p = clusters.model, clusters.model.p
+    model = clusters.model
     T = model.translation(data.name, beta, shift, scale)
-    nothing = {
-        "inside": np.array(True),
-        "spread": np.array(False),
-        "score": np.zeros(p),
-        "information": np.zeros((p, p)),
-        "totals": np.zeros(3),
-        "pairs": np.zeros(3),
-    }
+    nothing = describe_nothing(model.p, False) | {"pairs": np.zeros(3)}
     if beta is None:
         state.report(*AT_THE_START)
         sums = evaluate(clusters.chunks(), None, model.distribution)

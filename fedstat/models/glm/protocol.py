@@ -242,7 +242,7 @@ class Newton:
                 self.alone,
                 partial(self.own_fit, gamma, self.dispersion(total)),
                 total.by_site,
-                np.linalg.inv(self.coordinates.back),
+                np.asarray(np.linalg.inv(self.coordinates.back)),
             ),
             n=self.n,
             rounds=self.options.rounds,

@@ -326,7 +326,7 @@ class Objective(FitRows):
         return ""
 
     def at_estimate(self, own: Floats, code: Ints | None) -> dict[str, Array]:
-        """Return what a summary needs besides; `code` (n,) numbers the clusters of a fit with clusters."""
+        """Return what a summary needs in addition; `code` (n,) numbers clusters, if there are any."""
         return {}
 
     def key_of(self, own: Floats) -> Any:
