@@ -71,6 +71,45 @@ def test_dates_and_identifiers_block_nothing_and_are_not_published(home, capsys)
         assert "can answer" in printed(capsys, "site", "health", home / "A")
 
 
+def test_a_folder_is_not_made_for_a_file_that_does_not_exist(home, capsys):
+    new = home / "new"
+    text = printed(capsys, "site", "init", new, "--name", "D", "--data", home / "absent.csv", code=1)
+    assert "there is no file" in text and not new.exists()
+    text = printed(capsys, "site", "add-table", home / "A", "icu", "--data", home / "absent.csv", code=1)
+    assert "there is no file" in text and not (home / "A" / "tables").exists()
+
+
+def test_describe_writes_how_a_file_is_written_and_keeps_what_its_owner_wrote(home, capsys):
+    """The export of a site has changed since its folder was made."""
+    toml, columns = home / "A" / "site.toml", home / "A" / "columns.toml"
+    frame = patients().assign(dose=np.linspace(0.5, 9.5, N))
+    text = frame.assign(admitted=frame["admitted"].dt.strftime("%d/%m/%Y")).to_csv(
+        index=False, sep="\t", decimal=","
+    )
+    (home / "A.csv").write_bytes(("Export\n\n" + text).encode("utf-16"))
+    refused = printed(capsys, "site", "check", home / "A", code=1)
+    assert 'Write  encoding = "utf-16", separator = "\\t", skip_lines = 2  under [data] in site' in refused
+    before = toml.read_text()
+    out = printed(capsys, "site", "describe", home / "A")
+    assert "'A.csv' has the encoding utf-16, tabs between columns, 2 lines above the names of" in out
+    assert f"the columns, decimal commas, dates as dd/mm/yyyy. Written to '{toml}':" in out
+    written = toml.read_text()
+    assert set(before.splitlines()) <= set(written.splitlines())  # comments and entries are kept
+    assert 'separator = "\\t"\n' in written and "skip_lines = 2\n" in written
+    assert '["dose"]\nkind = "number"' in columns.read_text() and "admitted: dates" in out
+    assert "Written to" not in printed(capsys, "site", "describe", home / "A", code=0)
+    # the owner's own entry is not changed, and what can mean two things is left to the owner
+    columns.unlink()
+    changed = written.replace('date_format = "dd/mm/yyyy"\n', "")
+    toml.write_text(changed.replace('decimal = ","', 'decimal = "."'))
+    early = frame.assign(admitted="03/04/2021").to_csv(index=False, sep="\t", decimal=",")
+    (home / "A.csv").write_bytes(("Export\n\n" + early).encode("utf-16"))
+    out = printed(capsys, "site", "describe", home / "A")
+    assert "no day above 12: write date_format" in out and "under [data] in" in out
+    assert 'decimal = "."' in toml.read_text() and 'date_format = "dd/mm' not in toml.read_text()
+    assert '["dose"]' not in columns.read_text() and "dose: text that reads as numbers" in out
+
+
 def test_declared_dates_become_days_and_codes_get_names(home, capsys):
     declare(
         home / "A",

@@ -88,8 +88,8 @@ def init_site(
     over_flare = transport == FLARE
     if over_flare:
         check_flare_name(name)
-    if data is not None and not Path(data).is_file():
-        raise PartitionError(f"there is no file '{data}'; without --data, describe the data in {DESCRIPTION}")
+    if data is not None:
+        _require_file(Path(data))
     # paths on the command line are relative to the current folder
     path = "records.csv" if data is None else str(Path(data).resolve())
     exchange = "# exchange =" if over_flare else f"exchange = {toml_quoted(given_exchange(exchange))}"
@@ -135,6 +135,11 @@ def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
     }
 
 
+def _require_file(data: Path) -> None:
+    if not data.is_file():
+        raise PartitionError(f"there is no file '{data}'. Without --data, describe the data in {DESCRIPTION}")
+
+
 def write_text_format(folder: Path) -> None:
     """Write how the site's text file is written into site.toml, where it lacks this, and tell the owner."""
     source, file = read_description(folder).source, Path(read_description(folder).source.path)
@@ -169,6 +174,7 @@ def add_table(folder: Path, name: str, data: Path, exchange: str) -> int:
     description, place = read_description(folder), folder / "tables" / check_name(name)
     if name in description.tables or place.exists():
         raise PartitionError(f"'{place}' is in use; choose another name. Nothing was changed")
+    _require_file(data)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.mkdir(mode=0o700)
     load_identity(folder).save(place / IDENTITY)

@@ -35,7 +35,13 @@ import pandas as pd
 from fedstat.codec import from_plain, to_plain
 from fedstat.errors import PartitionError
 from fedstat.federation.tables.checks import control_problems, raise_problems
-from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.columns import (
+    ColumnKind,
+    LevelValue,
+    column_kind,
+    find_levels,
+    reads_as_numbers,
+)
 from fedstat.federation.tables.curves import curves_of, is_curve
 from fedstat.federation.tables.table import Table
 
@@ -232,6 +238,13 @@ class _ColumnSummary:
                 "dates; to use them as days, declare them under [data.schema] in site.toml, for example  "
                 '{ type = "dates", since = "2020-01-01" }'
             )
+        if self.kind == "category" and self.levels is not None:
+            marked = [level for level in self.levels if isinstance(level, str) and {",", "."} & set(level)]
+            if marked and reads_as_numbers(list(self.levels)):
+                return (
+                    "text that reads as numbers: for a text file, write decimal and thousands under [data] "
+                    "in site.toml; elsewhere, convert the column"
+                )
         many = self.kind == "category" and self.levels is not None and len(self.levels) > MOST_LEVELS
         if many or (self.kind == "number" and self.distinct and self.rows > MOST_LEVELS):
             return (

@@ -30,6 +30,8 @@ HEAD_CHARACTERS = 2**18
 """Characters at the beginning of a file by which its form is recognized."""
 CHUNK_BYTES = 2**20
 SEPARATORS: Mapping[str, str] = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+COLUMN_ENTRIES = ("separator", "skip_lines")
+"""Entries without which the columns of a file are not found."""
 PANDAS_OPTIONS = {"separator": "sep", "skip_lines": "skiprows", "encoding": "encoding"}
 MARKS = {".": "points", ",": "commas", "'": "apostrophes", " ": "blanks"}
 """Marks in numbers, by their names."""
@@ -161,7 +163,7 @@ def read_text(file: Path, form: TextFormat, dtype: Any) -> pd.DataFrame:
                 text, header=0, names=names, index_col=False, dtype=dtype, **settings
             )
     except UnicodeError:
-        _require(propose_encoding(file))
+        _require(propose_format(file, form).only(("encoding", *COLUMN_ENTRIES)))
         raise
     except pd.errors.ParserError as error:
         raise UnreadableTextError(_long_line(file, form, len(names))) from error
@@ -325,10 +327,13 @@ def propose_encoding(file: Path) -> Proposal:
 
 
 def propose_columns(file: Path, form: TextFormat) -> Proposal:
-    """Return the entries without which the columns of a file are not found, by its first lines."""
+    """Return the entries without which the columns of a file are not found, by its first lines.
+
+    UnicodeError if these are not in the encoding of the description.
+    """
     found = Proposal()
-    _propose_from_head(file, form, found)
-    return found.only(("separator", "skip_lines"))
+    _propose_from_head(file, form, found, errors="strict")
+    return found.only(COLUMN_ENTRIES)
 
 
 def find_encoding(file: Path) -> str | None:
@@ -397,8 +402,8 @@ def _layout(text: str, separator: str) -> _Layout | None:
     return _Layout(separator, round(share - foreign, 2), rows[first][0], names, records)
 
 
-def _propose_from_head(file: Path, form: TextFormat, found: Proposal) -> None:
-    with _open_text(file, form, errors="replace") as stream:
+def _propose_from_head(file: Path, form: TextFormat, found: Proposal, errors: str = "replace") -> None:
+    with _open_text(file, form, errors) as stream:
         text = stream.read(HEAD_CHARACTERS)
     if len(text) == HEAD_CHARACTERS:
         text = text[: text.rfind("\n") + 1]
