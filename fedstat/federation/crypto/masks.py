@@ -337,16 +337,16 @@ class Masker:
     Keys that have a masker already are a SecurityError: masks would serve twice.
     """
 
-    MADE_AGAIN: ClassVar = ("_streams",)
+    RECOMPUTED: ClassVar = ("_streams",)
 
     def __init__(self, keys: PairKeys) -> None:
         self.site, self.sites = keys.site, keys.sites
         self._keys = {peer: keys.secret(peer, "masks") for peer in keys.peers}
-        self.make_again()
+        self.recompute()
         self._used: set[bytes] = set()
         self._lock = Lock()
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Open the key streams of all pairs."""
         self._streams = {peer: KeyStream(key) for peer, key in self._keys.items()}
 

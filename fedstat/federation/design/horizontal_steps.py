@@ -259,7 +259,7 @@ class OpenRows:
     that are whole. Columns after the first `fixed` names are those of random effects alone.
     """
 
-    MADE_AGAIN: ClassVar = ("held",)
+    RECOMPUTED: ClassVar = ("held",)
     """The parts that are coded from the table again when a session is resumed."""
 
     data: SiteData
@@ -286,7 +286,7 @@ class OpenRows:
                 coded = design_matrix(rows.frame, self.question, self.spec, self.data.name)
                 yield rows, self.standardize(coded.X)
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Code the rows of a table of one chunk again, to the same numbers."""
         self.held = None
         first = list(islice(self.chunks(), 2))

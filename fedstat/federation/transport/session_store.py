@@ -78,7 +78,7 @@ def read_state(text: str, arrays: Sequence[Array], outside: Mapping[str, object]
 
 def fields_of(value: object) -> Iterator[str]:
     """Names of an object's attributes that are written; those that its class recomputes are left out."""
-    again = getattr(type(value), "MADE_AGAIN", ())
+    again = getattr(type(value), "RECOMPUTED", ())
     held = dict.fromkeys(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -257,8 +257,8 @@ class _StateReader:
         self._made[place] = made = object.__new__(kind)
         for name, reported in held.items():
             object.__setattr__(made, name, self.read(reported))
-        if hasattr(kind, "MADE_AGAIN"):
-            made.make_again()
+        if hasattr(kind, "RECOMPUTED"):
+            made.recompute()
         return made
 
 

@@ -169,11 +169,11 @@ class CategoryNewton(LikelihoodNewton):
             columns=point.of_columns(design.names),
         )
         if session.agreement.question.offsets:
-            gamma, total, _, _ = yield from self.climb(point, gamma, total, constants)
+            gamma, total, _, _ = yield from self.maximize(point, gamma, total, constants)
         null = total.loglik
         # 3. Newton's steps, halved until the likelihood increases.
         self.trace.clear()
-        gamma, total, _, converged = yield from self.climb(point, gamma, total, np.ones_like(constants))
+        gamma, total, _, converged = yield from self.maximize(point, gamma, total, np.ones_like(constants))
         # 4. Products of scores, and the comparison of the sites.
         meat = [cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"]
         ended = yield from self.finish(point.arrays(gamma), meat, clusters, total.information)
@@ -219,7 +219,7 @@ class CategoryNewton(LikelihoodNewton):
         factor = G / (G - 1.0) * (n - 1.0) / (n - q) if choice.correction == "CR1" else 1.0
         return replace(fit, meat=factor * meat, clustering=clustering, local=local)
 
-    def climb(
+    def maximize(
         self, point: Point, gamma: Floats, total: LikelihoodSums, free: Bools
     ) -> FitProtocol[tuple[Floats, LikelihoodSums, Floats, bool]]:
         """Take steps in the `free` parameters until they are small; see :meth:`ascend`."""
@@ -420,6 +420,6 @@ def likelihoods_without(
         gamma = first_parameters(fit.counts[0], fit.map, fit.request.link)
         total = yield from newton.evaluate(point.arrays(gamma))
         assert total is not None
-        _, total, _, converged = yield from newton.climb(point, gamma, total, free)
+        _, total, _, converged = yield from newton.maximize(point, gamma, total, free)
         found.append(total.loglik if converged else float("nan"))
     return found

@@ -83,7 +83,7 @@ class SiteIntervals:
     `points` are the coefficients at which sums by interval were released, and whether with S1.
     """
 
-    MADE_AGAIN: ClassVar = ("held",)
+    RECOMPUTED: ClassVar = ("held",)
     """The parts that are made from the rows again when a session is resumed."""
 
     risks: SiteRisks
@@ -95,7 +95,7 @@ class SiteIntervals:
     points: tuple[tuple[bytes, bool], ...] = ()
     held: IntervalRows | None = field(default=None)
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Sort the rows again when they are next needed."""
         self.held = None
 

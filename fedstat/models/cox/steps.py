@@ -52,7 +52,7 @@ RISK_SETS = (*OPEN_ROWS, LevelRowCounts)
 class SiteRisks(Objective):
     """One fit's rows: without the intercept's column, which has no effect on a partial likelihood."""
 
-    MADE_AGAIN: ClassVar = ("held", "last")
+    RECOMPUTED: ClassVar = ("held", "last")
     """The parts that are made from the rows again when a session is resumed."""
 
     family = FAMILY
@@ -83,7 +83,7 @@ class SiteRisks(Objective):
     held: tuple[RiskTable, Floats, Floats] | None = None
     last: tuple[bytes, PartialLikelihood] | None = None
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Sort the rows again when they are next needed."""
         self.held = self.last = None
 

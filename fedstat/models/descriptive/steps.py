@@ -86,7 +86,7 @@ class OpenCells:
     `averaged` are the numbers with which the rows are counted, `start` the times at which rows enter.
     """
 
-    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "start", "level", "event", "rows")
+    RECOMPUTED: ClassVar = ("group", "number", "averaged", "start", "level", "event", "rows")
     """The parts that are read again when a session is resumed."""
 
     data: SiteData
@@ -101,7 +101,7 @@ class OpenCells:
     event: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Read the rows."""
         question, spec = RowsRequest.from_json(self.request.question), BlockSpec.from_json(self.request.spec)
         group, number, start, level, event, used = [], [], [], [], [], []
@@ -236,7 +236,7 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
             state.report(*keep_result(data.table, key, partial(unknown_levels, rows, spec)))
     levels = len(spec.levels[request.category]) if request.category else 1
     opened = OpenCells(data, request, groups, levels)
-    opened.make_again()
+    opened.recompute()
     n = len(opened.rows)
     used = np.zeros(data.table.n_rows, dtype=bool)
     used[opened.rows] = True

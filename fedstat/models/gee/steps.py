@@ -86,7 +86,7 @@ BEHIND = (*SUMS, ClusterCounts, ClusterProducts)
 class SiteClusters(FitRows):
     """One fit's rows, sorted by cluster and by time within it; `start` (G + 1,) are the first of each."""
 
-    MADE_AGAIN: ClassVar = ("held",)
+    RECOMPUTED: ClassVar = ("held",)
     """The part that is made from the rows again when a session is resumed."""
 
     family = FAMILY
@@ -189,7 +189,7 @@ class SiteClusters(FitRows):
         arrays["beta"][varies], arrays["cov"][np.ix_(varies, varies)] = solved
         return arrays, ""
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Sort the rows again when they are next needed."""
         self.held = None
 

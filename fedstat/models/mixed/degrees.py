@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.models.mixed.protocol import Jet, MixedFit, NormalSums
+from fedstat.models.mixed.protocol import MixedFit, NormalSums, ValueAndDerivatives
 from fedstat.models.mixed.steps import pack
 from fedstat.typing import Floats
 
@@ -50,7 +50,7 @@ def satterthwaite(fit: MixedFit, sums: NormalSums) -> CoefficientCovariance:
     inverse, logdet, _, squares = sums.parts()
     s, K = fit.scale, fit.effects.K
     value, gradient, hessian = squares.scalar()
-    _, base, base_hessian = Jet(sums.logdet + sums.reml * logdet).scalar()
+    _, base, base_hessian = ValueAndDerivatives(sums.logdet + sums.reml * logdet).scalar()
     first, second = fit.effects.chain(fit.theta)
     joint = np.zeros((K + 1, K + 1))
     joint[:K, :K] = first.T @ (base_hessian + hessian / s) @ first
@@ -74,7 +74,7 @@ def satterthwaite_of_weights(sums: NormalSums) -> CoefficientCovariance:
     groups are alike, K - p for columns that are constant in K groups, if there are p of these.
     """
     inverse, logdet, _, _ = sums.parts()
-    _, _, hessian = Jet(sums.logdet + logdet).scalar()
+    _, _, hessian = ValueAndDerivatives(sums.logdet + logdet).scalar()
     # -tr(P V_a P V_b) are the second derivatives of the restricted log-determinant.
     values, vectors = np.linalg.eigh(-hessian / 2.0)
     kept = values > FLAT * max(float(values[-1]), 1e-300)

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.models.mixed.degrees import satterthwaite, satterthwaite_of_weights
-from fedstat.models.mixed.protocol import Jet, MixedFit
+from fedstat.models.mixed.protocol import MixedFit, ValueAndDerivatives
 from fedstat.typing import Floats
 
 LEAST_LEFT = 0.5
@@ -41,7 +41,7 @@ def _fitted(fit: MixedFit) -> Floats:
     sums = fit.sums if fit.sums is not None else fit.working
     assert sums is not None and fit.by_group is not None
     inverse, logdet, _, _ = sums.parts()
-    _, slope, hessian = Jet(sums.logdet + logdet).scalar()
+    _, slope, hessian = ValueAndDerivatives(sums.logdet + logdet).scalar()
     K, M = len(slope), inverse.values[0]
     information = np.zeros((K + 1, K + 1))
     information[:K, :K] = -hessian / 2.0

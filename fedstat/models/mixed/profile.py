@@ -15,9 +15,9 @@ from fedstat.inference.estimate import check_alpha
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.mixed.protocol import (
     MOST_HALVINGS,
-    Jet,
     MixedFit,
     MixedNewton,
+    ValueAndDerivatives,
     descends,
     newton_step,
 )
@@ -95,7 +95,9 @@ class Profiles:
             )
         sums = yield from self.newton.evaluate(x[:-1] / x[-1], fit.reml)
         _, logdet, _, squares = sums.parts()
-        return self._in_units(x, Jet(sums.logdet + sums.reml * logdet).scalar(), squares.scalar(), sums.df)
+        return self._in_units(
+            x, ValueAndDerivatives(sums.logdet + sums.reml * logdet).scalar(), squares.scalar(), sums.df
+        )
 
     def _in_units(self, x: Floats, base: Derivatives, squares: Derivatives, df: float) -> Derivatives:
         """Take derivatives in relative covariances T to those in x.

@@ -66,7 +66,7 @@ CONCENTRATED = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Jet:
+class ValueAndDerivatives:
     """A matrix with its derivatives in K parameters; see :mod:`fedstat.kernels.mixed_effects`."""
 
     values: Floats
@@ -76,19 +76,19 @@ class Jet:
         """Number of parameters."""
         return int((np.sqrt(8.0 * len(self.values) + 1.0) - 3.0) / 2.0 + 0.5)
 
-    def __matmul__(self, other: Jet) -> Jet:
+    def __matmul__(self, other: ValueAndDerivatives) -> ValueAndDerivatives:
         every = frozenset(range(self.K))
         out = np.zeros((len(self.values), self.values.shape[1], other.values.shape[2]))
         left, right = np.ascontiguousarray(self.values), np.ascontiguousarray(other.values)
         jet_product(left, right, product_rule(self.K, every, every), out)
-        return Jet(out)
+        return ValueAndDerivatives(out)
 
-    def inverse(self) -> tuple[Jet, Floats]:
+    def inverse(self) -> tuple[ValueAndDerivatives, Floats]:
         """Return the inverse, and the jet of the log-determinant."""
         every = frozenset(range(self.K))
         out, logdet = np.zeros_like(self.values), np.zeros(len(self.values))
         jet_inverse(np.ascontiguousarray(self.values), product_rule(self.K, every, every), out, logdet)
-        return Jet(out), logdet
+        return ValueAndDerivatives(out), logdet
 
     def scalar(self) -> tuple[float, Floats, Floats]:
         """Return value, gradient (K,) and Hessian (K, K) of a jet of numbers."""
@@ -268,18 +268,18 @@ class NormalSums:
         """Rows, less coefficients for REML."""
         return float(self.n - (self.products.shape[1] - 1.0) * self.reml)
 
-    def parts(self) -> tuple[Jet, Floats, Jet, Jet]:
+    def parts(self) -> tuple[ValueAndDerivatives, Floats, ValueAndDerivatives, ValueAndDerivatives]:
         """Return (X'V^-1 X)^-1, log det X'V^-1 X, the coefficients, and the weighted residual squares.
 
         The log-determinant is that of columns in the units of the data.
         """
         p = self.products.shape[1] - 1
-        inverse, logdet = Jet(self.products[:, :p, :p]).inverse()
+        inverse, logdet = ValueAndDerivatives(self.products[:, :p, :p]).inverse()
         logdet[0] -= 2.0 * np.linalg.slogdet(self.units)[1]
-        right = Jet(self.products[:, :p, p:])
+        right = ValueAndDerivatives(self.products[:, :p, p:])
         beta = inverse @ right
-        fitted = Jet(self.products[:, p:, :p]) @ beta
-        return inverse, logdet, beta, Jet(self.products[:, p:, p:] - fitted.values)
+        fitted = ValueAndDerivatives(self.products[:, p:, :p]) @ beta
+        return inverse, logdet, beta, ValueAndDerivatives(self.products[:, p:, p:] - fitted.values)
 
     def deviance(self) -> tuple[float, Floats, Floats]:
         """Return -2 log L, maximized over coefficients and residual variance, with derivatives in T.
@@ -288,7 +288,7 @@ class NormalSums:
         """
         _, logdet, _, squares = self.parts()
         value, gradient, hessian = squares.scalar()
-        base, base_gradient, base_hessian = Jet(self.logdet + self.reml * logdet).scalar()
+        base, base_gradient, base_hessian = ValueAndDerivatives(self.logdet + self.reml * logdet).scalar()
         slope = gradient / value
         return (
             base + self.df * (1.0 + np.log(2.0 * np.pi * value / self.df)),
@@ -750,7 +750,7 @@ class MixedNewton:
         arrays = self.point(np.concatenate([np.zeros(len(inverse)), theta]))
         arrays |= {"center": self.center, "dispersion": np.array(scale), "restricted": np.array(sums.reml)}
         if not self.effects.singular(theta):
-            _, slope, hessian = Jet(sums.logdet).scalar()
+            _, slope, hessian = ValueAndDerivatives(sums.logdet).scalar()
             information = np.zeros((K + 1, K + 1))
             information[:K, :K], information[K, K] = -hessian / 2.0, sums.n / 2.0
             information[:K, K] = information[K, :K] = slope / 2.0

@@ -208,7 +208,7 @@ def shape_constant(kind: int, shape: float, y: Floats) -> tuple[float, float]:
 class MixedRows:
     """The rows of one fit, and their groups from the innermost to the outermost."""
 
-    MADE_AGAIN: ClassVar = ("held",)
+    RECOMPUTED: ClassVar = ("held",)
     """The parts that are made from the rows again when a session is resumed."""
 
     data: SiteData
@@ -226,7 +226,7 @@ class MixedRows:
     """Point at which groups were compared."""
     held: dict[str, Any] | None = None
 
-    def make_again(self) -> None:
+    def recompute(self) -> None:
         """Compute products again when they are next needed."""
         self.held = None
 
