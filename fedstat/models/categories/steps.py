@@ -11,12 +11,7 @@ import numpy as np
 from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import (
-    ModelEvaluation,
-    ScoreAndInformation,
-    SummedProducts,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.state import SiteData, State
@@ -173,7 +168,7 @@ class SiteCategories(PredictorObjective):
         """Yield the rows for the check of what sums at several coefficients single out."""
         return (CategoryBlock(block) for rows in self.chunks() for block in rows.blocks())
 
-    def products_by_category(self) -> Iterator[SummedProducts]:
+    def products_by_category(self) -> Iterator[facts.SummedProducts]:
         """Facts on the products of columns over the rows of each category.
 
         The observed information with a cumulative link depends on the category: several of these matrices at
@@ -277,8 +272,8 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     B = site.coefficients(own)
     state.report(
         NO_MEANS,
-        WorkingWeights(lambda: site.weights(own, True)),
-        ScoreAndInformation(site.opened, site.n, site.key_of(own, True), site.blocks),
+        facts.WorkingWeights(lambda: site.weights(own, True)),
+        facts.ScoreAndInformation(site.opened, site.n, site.key_of(own, True), site.blocks),
     )
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
     first, second = zip(*(rows.effects(B) for rows in site.chunks()), strict=True)
@@ -343,12 +338,12 @@ class CategoryMeans:
         "bins": aggregate(
             "rows by category, and predicted rows, by bin of each probability",
             3,
-            behind=(*OPEN_ROWS, ModelEvaluation),
+            behind=(*OPEN_ROWS, facts.ModelEvaluation),
         ),
         "confusion": aggregate(
-            "rows by category and by predicted category", 2, behind=(*OPEN_ROWS, ModelEvaluation)
+            "rows by category and by predicted category", 2, behind=(*OPEN_ROWS, facts.ModelEvaluation)
         ),
-        "loglik": aggregate("log-likelihood", 0, behind=(*OPEN_ROWS, ModelEvaluation)),
+        "loglik": aggregate("log-likelihood", 0, behind=(*OPEN_ROWS, facts.ModelEvaluation)),
         "least": control("fewest rows of a bin", 0),
     },
     request=CategoryRequest,
@@ -387,7 +382,7 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
         own = merge_small_bins(np.bincount(own, minlength=J), data.policy.min_level_count)[own]
         confusion[j] = np.bincount(own, weight[y == j], J)
     loglik = np.array(weight @ np.log(np.maximum(P[np.arange(len(y)), y], 1e-15)))
-    state.report(ModelEvaluation(np.concatenate([bins.ravel(), confusion.ravel(), [float(loglik)]])))
+    state.report(facts.ModelEvaluation(np.concatenate([bins.ravel(), confusion.ravel(), [float(loglik)]])))
     return {"bins": bins, "confusion": confusion, "loglik": loglik, "least": np.array(data.min_count)}
 
 

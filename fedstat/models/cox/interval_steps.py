@@ -25,16 +25,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
-from fedstat.federation.disclosure.facts import (
-    ClusterProducts,
-    ColumnSums,
-    GroupSums,
-    LevelRowCounts,
-    RowGroups,
-    ScoreAndInformation,
-    SummedProducts,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.row_checks import entities_per_equation
 from fedstat.federation.disclosure.state import SiteData, State
@@ -220,8 +211,8 @@ def intervals_of(state: State) -> SiteIntervals:
     return state.use(INTERVALS, SiteIntervals, "there are no intervals; request 'start_intervals' first")
 
 
-BY_INTERVAL = (*RISK_SETS, RowGroups, GroupSums, SummedProducts, ColumnSums)
-AT_POINT = (*BY_INTERVAL, WorkingWeights, ScoreAndInformation)
+BY_INTERVAL = (*RISK_SETS, facts.RowGroups, facts.GroupSums, facts.SummedProducts, facts.ColumnSums)
+AT_POINT = (*BY_INTERVAL, facts.WorkingWeights, facts.ScoreAndInformation)
 
 
 def _alone(columns: Floats) -> list[Floats]:
@@ -238,21 +229,21 @@ def _describe(state: State, intervals: SiteIntervals, point: str) -> None:
     for code in (rows.left, rows.entered):
         if (code >= 0).any():
             # Grids of different fits are compared: rows between them are a group as well.
-            state.report(GroupSums(code, equations=equations))
-            state.report(RowGroups("", code, table_rows, of_models=True))
+            state.report(facts.GroupSums(code, equations=equations))
+            state.report(facts.RowGroups("", code, table_rows, of_models=True))
             ones = np.ones(len(code))
             for name, column in zip(opened.names, rows.columns.T, strict=False):
                 both = np.column_stack([ones, column])
-                state.report(SummedProducts(partial(_alone, both), ["all rows", name], code=code))
+                state.report(facts.SummedProducts(partial(_alone, both), ["all rows", name], code=code))
     counts = [np.bincount(rows.left[one]) for one in rows.indicators.T]
     n = np.bincount(rows.left)
     for one in counts:
         either = np.append(one, n[: len(one)] - one)
-        state.report(LevelRowCounts("levels of a column by interval", either.tolist()))
+        state.report(facts.LevelRowCounts("levels of a column by interval", either.tolist()))
     division = hashlib.sha256(rows.left.tobytes() + rows.entered.tobytes()).hexdigest()[:16]
     cells = [f"interval {division} {cell} {point}" for cell in np.unique(rows.left).tolist()]
     blocks = dict.fromkeys(opened.question.columns, cells)
-    state.report(ColumnSums([], opened.used, blocks=blocks))
+    state.report(facts.ColumnSums([], opened.used, blocks=blocks))
 
 
 TAKEN = {
@@ -320,7 +311,7 @@ def start_intervals(
     _describe(state, intervals, "zero")
     for event in (False, True):
         place = (table.stratum * J + rows.left % J)[table.event == event]
-        state.report(LevelRowCounts("events by interval", np.bincount(place).tolist()))
+        state.report(facts.LevelRowCounts("events by interval", np.bincount(place).tolist()))
     state.keep(INTERVALS, intervals, len(rows.kept))
     S0, _, D0, _ = risk_sums(table, rows.X[:, :0], intervals.at(np.zeros(rows.X.shape[1])))
     w = np.where(table.event, table.weight, 0.0)
@@ -333,12 +324,12 @@ def start_intervals(
 
 def _facts_at(
     intervals: SiteIntervals, vector: Callable[[Any], Floats], point: Any
-) -> tuple[WorkingWeights, ScoreAndInformation]:
+) -> tuple[facts.WorkingWeights, facts.ScoreAndInformation]:
     rows = intervals.rows
     block = RowsWithWeights(vector, np.column_stack([np.ones(len(rows.X)), rows.X]), slice(None))
     return (
-        WorkingWeights(lambda: np.abs(vector(point).reshape(len(rows.X), -1).T)),
-        ScoreAndInformation(rows, len(rows.X), point, lambda: iter([block])),
+        facts.WorkingWeights(lambda: np.abs(vector(point).reshape(len(rows.X), -1).T)),
+        facts.ScoreAndInformation(rows, len(rows.X), point, lambda: iter([block])),
     )
 
 
@@ -512,7 +503,7 @@ def check_intervals(
     },
     releases={
         **cluster_releases(AT_POINT),
-        "clusters": summed("number of clusters", 0, optional=True, behind=(*AT_POINT, ClusterProducts)),
+        "clusters": summed("number of clusters", 0, optional=True, behind=(*AT_POINT, facts.ClusterProducts)),
     },
 )
 def sum_residuals(
@@ -551,7 +542,7 @@ def sum_residuals(
         scores = table.of_rows(now.row_scores())
         return {"meat": scores.T @ scores}
     code = risks.codes(risks.request.clusters)
-    state.report(ClusterProducts(risks.shared_columns(code), risks.request.clusters))
+    state.report(facts.ClusterProducts(risks.shared_columns(code), risks.request.clusters))
     # Clusters of rows that are at risk at no end of an interval have no part in the likelihood.
     kept, own = np.unique(code[rows.kept], return_inverse=True)
     whole = now.cluster_information(np.zeros_like(own), 1)[0]

@@ -17,12 +17,7 @@ import numpy as np
 from fedstat.errors import DescriptionError, EstimationError, MessageError
 from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import (
-    DescentPoint,
-    SampledSites,
-    ScoreAndInformation,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
@@ -70,7 +65,7 @@ class DescentRows:
 
     def answered_at(
         self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
-    ) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
+    ) -> tuple[facts.ScoreAndInformation | facts.WorkingWeights, ...]:
         """Declare the facts behind sums at coefficients."""
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
@@ -88,7 +83,7 @@ class DescentRows:
             return AT_THE_START
         view = EpochVectors(1.0 - options.learning_rate * options.mu)
         point = (kind, np.concatenate(path).tobytes(), view)
-        means = ScoreAndInformation(self.opened, len(self.rows), point, lambda: self.blocks)
+        means = facts.ScoreAndInformation(self.opened, len(self.rows), point, lambda: self.blocks)
 
         def each() -> Floats:
             return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])
@@ -96,7 +91,7 @@ class DescentRows:
         def flat() -> bool:
             return kind.name == "Binomial" and any(map(self._is_cut, path))
 
-        return NO_MEANS, WorkingWeights(each, instead=instead, flat=flat), means
+        return NO_MEANS, facts.WorkingWeights(each, instead=instead, flat=flat), means
 
     def _is_cut(self, beta: Floats) -> bool:
         """Return whether nearly all probabilities are zero or one: a score sums rows on one side of a cut."""
@@ -109,7 +104,7 @@ class DescentRows:
         number: int,
         beta: Floats,
         settings: Sequence[Array] = (),
-    ) -> DescentPoint:
+    ) -> facts.DescentPoint:
         """Describe the place of a round on the path of this model; no settings where the path ends."""
         question, spec = self.opened.question, self.distribution.to_json()
         terms = {
@@ -117,7 +112,7 @@ class DescentRows:
             for fact in (term_facts([term]) for term in self.opened.terms)
         }
         written = (question.response, sorted(question.offsets), sorted(question.weights.items()), spec)
-        return DescentPoint(
+        return facts.DescentPoint(
             digest(written, sorted(map(repr, terms)), question.intercept, self.opened.used.tobytes()),
             number,
             digest(beta.tobytes(), self.units.tobytes()),
@@ -154,7 +149,7 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
 
 BETA = aggregate("coefficients", common=True)
 FAIR = control("q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True)
-EPOCHS = (*SUMS, SampledSites, DescentPoint)
+EPOCHS = (*SUMS, facts.SampledSites, facts.DescentPoint)
 ROUND = "round of averaging"
 """Item of a session: the latest round."""
 
@@ -284,7 +279,7 @@ def run_epochs(
             f"{int(number) + 1}. Draw all sites in each round (fraction=1.0), or mask their sums",
         )
     state.keep(ROUND, int(number))
-    state.report(SampledSites(drawn))
+    state.report(facts.SampledSites(drawn))
     settings = [epochs, batch_size, learning_rate, *(one for one in (proximal, fair) if one is not None)]
     if fair is not None:  # the last loss follows from the rounds before
         settings[-1] = fair[:2]

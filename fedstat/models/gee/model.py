@@ -12,14 +12,7 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.clusters import STRUCTURES
-from fedstat.models.checks import (
-    check_choice,
-    check_integer,
-    check_masked,
-    check_parsed,
-    check_positive,
-    checks_arguments,
-)
+from fedstat.models import checks
 from fedstat.models.gee.protocol import CORRECTIONS, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
@@ -96,13 +89,13 @@ class FederatedGEE(HorizontalModel):
         weights: str | None = None,
         **settings: Any,
     ) -> None:
-        check_parsed(type(self), formula)
+        checks.check_parsed(type(self), formula)
         given = [role for role in ("freq_weights", "var_weights") if settings.get(role) is not None]
         if given:
             raise ModelError(f"{given[0]}: estimating equations have one kind of weights; use weights")
         if not isinstance(groups, str):
             raise ModelError("groups: expected the column that names the clusters, such as groups='patient'")
-        check_choice("cov_struct", cov_struct, STRUCTURES)
+        checks.check_choice("cov_struct", cov_struct, STRUCTURES)
         if cov_struct == "ar1" and time is None:
             raise ModelError("time: cov_struct='ar1' needs the column that orders the rows of a cluster")
         if formula.response.startswith("cbind"):
@@ -113,7 +106,7 @@ class FederatedGEE(HorizontalModel):
         super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
 
     @classmethod
-    @checks_arguments
+    @checks.checks_arguments
     @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
@@ -171,7 +164,7 @@ class FederatedGEE(HorizontalModel):
         order = self.time if self.cov_struct == "ar1" else None
         return GEERequest(self.distribution.to_json(), self.groups, order or "", self.cov_struct)
 
-    @checks_arguments
+    @checks.checks_arguments
     def fit(
         self,
         *,
@@ -249,18 +242,20 @@ class FederatedGEE(HorizontalModel):
         (232, {'Intercept': 161.0, 'age': 166.0})
         """
         call = Call.of(self.fit, locals())
-        check_choice("cov_type", cov_type, tuple(CORRECTIONS))
-        check_choice("use_t", use_t, (True, False, None))
-        check_integer("maxiter", maxiter, 1)
-        check_positive("tol", tol)
+        checks.check_choice("cov_type", cov_type, tuple(CORRECTIONS))
+        checks.check_choice("use_t", use_t, (True, False, None))
+        checks.check_integer("maxiter", maxiter, 1)
+        checks.check_positive("tol", tol)
         if scale is not None:
-            check_positive("scale", scale)
+            checks.check_positive("scale", scale)
         if cov_type == "naive" and "var_weights" in self.weights:
             raise ModelError("cov_type: 'naive' has no meaning with weights; use 'robust'")
         student = CORRECTIONS[cov_type] != "CR0" if use_t is None else bool(use_t)
 
         def estimate(model: FederatedGEE, attempt: FitAttempt) -> GEEResults:
-            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            session = model._open_session(
+                FAMILY, checks.check_masked(masked, len(model.sites), model._masks_wanted)
+            )
             scoring = GEEScoring(session, model._request, model.distribution, maxiter, tol)
             fit = attempt.run(scoring.run(cov_type, scale, local), session.masked_sites)
             if not fit.converged:

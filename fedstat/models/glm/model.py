@@ -16,15 +16,7 @@ from fedstat.federation.dry_run.synthetic import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import (
-    check_choice,
-    check_integer,
-    check_masked,
-    check_parsed,
-    check_positive,
-    checks_arguments,
-    kind_of,
-)
+from fedstat.models import checks
 from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
@@ -149,7 +141,7 @@ class FederatedGLM(HorizontalModel):
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
-    @checks_arguments
+    @checks.checks_arguments
     def fit(
         self,
         *,
@@ -253,11 +245,11 @@ class FederatedGLM(HorizontalModel):
         {'Intercept': 2.3, 'age': 2.6, 'sex': 1.7}
         """
         call = Call.of(self.fit, locals())
-        check_choice("cov_type", cov_type, COV_TYPES)
-        check_positive("tol", tol)
-        check_integer("maxiter", maxiter, 1)
+        checks.check_choice("cov_type", cov_type, COV_TYPES)
+        checks.check_positive("tol", tol)
+        checks.check_integer("maxiter", maxiter, 1)
         if rounds is not None:
-            check_integer("rounds", rounds, 1)
+            checks.check_integer("rounds", rounds, 1)
             if not local:
                 raise ModelError(
                     "rounds: the steps start from the sites' own fits, which local=False leaves out"
@@ -275,7 +267,7 @@ class FederatedGLM(HorizontalModel):
         choice = named._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
-            hidden = check_masked(masked, len(model.sites), model._masks_wanted)
+            hidden = checks.check_masked(masked, len(model.sites), model._masks_wanted)
             session = model._open_session(FAMILY, hidden)
             form = FirthNewton if method == "firth" else Newton
             newton = form(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
@@ -298,12 +290,12 @@ class FederatedGLM(HorizontalModel):
         """Check the columns of clusters and strata."""
         if not isinstance(kwds, dict):
             raise ModelError(
-                f"cov_kwds: expected {{'groups': 'column'}} or the like, received {kind_of(kwds)}"
+                f"cov_kwds: expected {{'groups': 'column'}} or the like, received {checks.kind_of(kwds)}"
             )
         allowed = {"cluster": {"groups", "correction"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
         kwds = dict(kwds)
         correction = kwds.pop("correction", "CR2") if cov_type == "cluster" else "CR2"
-        check_choice("cov_kwds: correction", correction, ("CR2", "CR1"))
+        checks.check_choice("cov_kwds: correction", correction, ("CR2", "CR1"))
         if not set(kwds) <= allowed:
             raise ModelError(
                 f"cov_kwds: cov_type={cov_type!r} accepts {sorted(allowed) or 'none'}, received "
@@ -325,8 +317,8 @@ class FederatedGLM(HorizontalModel):
         for role, name in kwds.items():
             if not isinstance(name, str | None):
                 raise ModelError(
-                    f"cov_kwds: expected the name of a column as {role!r}, received {kind_of(name)}. The "
-                    "values must be a column of the sites' tables"
+                    f"cov_kwds: expected the name of a column as {role!r}, received {checks.kind_of(name)}. "
+                    "The values must be a column of the sites' tables"
                 )
             if name not in known:
                 raise ModelError(
@@ -336,7 +328,7 @@ class FederatedGLM(HorizontalModel):
         return CovarianceChoice(cov_type, clusters, kwds.get("strata"), correction)
 
     def _check_method(self, method: str, cov_type: str, rounds: int | None, dispersion: str | None) -> None:
-        check_choice("method", method, ("ml", "firth"))
+        checks.check_choice("method", method, ("ml", "firth"))
         if method == "ml":
             return
         if (self.distribution.name, self.distribution.link) != ("Binomial", "Logit"):
@@ -455,7 +447,7 @@ class FederatedOLS(FederatedGLM):
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        check_parsed(type(self), formula)
+        checks.check_parsed(type(self), formula)
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
             raise ModelError(
@@ -470,7 +462,7 @@ class FederatedOLS(FederatedGLM):
             )
         super().__init__(formula, partition, **settings)
 
-    @checks_arguments
+    @checks.checks_arguments
     @inherits_signature(FederatedGLM.fit)
     def fit(self, **settings: Any) -> OLSResults:
         """Minimize the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.

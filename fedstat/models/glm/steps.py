@@ -20,14 +20,7 @@ from fedstat.federation.design.horizontal_steps import (
     rows_of,
     translation,
 )
-from fedstat.federation.disclosure.facts import (
-    ClusterProducts,
-    ClusterRowCounts,
-    ColumnSums,
-    ScoreAndInformation,
-    SummedProducts,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
@@ -181,7 +174,7 @@ class SiteModel(FitRows):
         sums: Sums | None = None,
         instead: Mapping[str, Array] | None = None,
         distribution: DistributionSpec | None = None,
-    ) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
+    ) -> tuple[facts.ScoreAndInformation | facts.WorkingWeights, ...]:
         """Declare the rows behind sums at coefficients of the site's own columns."""
         kind = distribution or self.distribution
         return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)
@@ -201,11 +194,11 @@ class SiteModel(FitRows):
         return digest([question, self.distribution.to_json()], used.tobytes())
 
     @property
-    def column_sums(self) -> ColumnSums:
+    def column_sums(self) -> facts.ColumnSums:
         """Functions of columns whose products the fit of these rows would reveal."""
         return self.opened.question.column_sums(self.opened.used, True, self.weights_key)
 
-    def score_products(self, beta: Floats) -> SummedProducts:
+    def score_products(self, beta: Floats) -> facts.SummedProducts:
         """Fact on the products of rows' scores at coefficients of the site's own columns."""
         squares = []
         for rows in self.chunks():
@@ -213,7 +206,7 @@ class SiteModel(FitRows):
             squares.append(row_scores(ones, np.zeros(1), self.distribution)[:, 0] ** 2)
         return self.opened.products_with(np.concatenate(squares))
 
-    def products_by_outcome(self) -> Iterator[SummedProducts]:
+    def products_by_outcome(self) -> Iterator[facts.SummedProducts]:
         """Facts on the products of columns over the rows with and without an event, for other links.
 
         With a link that is not canonical the observed information depends on the response: less a multiple
@@ -460,7 +453,7 @@ class RowClusters:
 
 HASHES = presence("keyed hashes of the labels of clusters")
 STRATA = presence("keyed hashes of the labels of strata")
-CLUSTER_FACTS = (*SUMS, ClusterRowCounts, ClusterProducts)
+CLUSTER_FACTS = (*SUMS, facts.ClusterRowCounts, facts.ClusterProducts)
 
 
 @step(
@@ -573,8 +566,8 @@ def sum_clusters(
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     # Each sum below is an aggregate of its own: the disclosure checks count the rows behind each.
-    state.report(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
-    state.report(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
+    state.report(facts.ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
+    state.report(facts.ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
     state.report(*model.answered_at(T @ beta))
     state.report(model.score_products(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
@@ -594,7 +587,7 @@ def sum_clusters(
         arrays = sum_corrected(state, request, scores[here], information)
         if request.power:
             # Products of a shared cluster are more than its score: they need more rows.
-            state.report(ClusterRowCounts(rows[single].tolist(), equations=p + 1))
+            state.report(facts.ClusterRowCounts(rows[single].tolist(), equations=p + 1))
             arrays["shared_information"] = np.zeros((len(shared), p, p))
             together = cluster_information(model, groups, T @ beta, np.flatnonzero(single))
             arrays["shared_information"][place] = T.T @ together @ T

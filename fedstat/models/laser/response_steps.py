@@ -12,21 +12,12 @@ import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.federation import message
 from fedstat.federation.crypto.keys import keystream
 from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, LevelRowCounts, RowGroups, SummedColumns
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import (
-    ArrayDeclaration,
-    aggregate,
-    check_allocation,
-    check_lengths,
-    control,
-    per_entity,
-    presence,
-    schema,
-)
 from fedstat.kernels.split_networks import count_parameters, heads_loss
 from fedstat.models.laser.networks import ADAM, Networks, diverged, flip_matrix, of_scores
 from fedstat.models.laser.request import FAMILY, NetworksRequest, OutcomeReply, OutcomeRequest
@@ -75,37 +66,39 @@ def heads_of(state: State) -> Heads:
 
 
 # The full response is reported as weights: the derivatives of each entity are a function of it.
-BATCH: Mapping[str, ArrayDeclaration] = {
-    "outputs": per_entity("outputs of the sites' networks", 3, dtype="float64", weighs=""),
-    "rows": presence("which entities are in the batch", dtype="int64"),
-    "code": presence("sites that have each entity, by number of the pattern", dtype="int64"),
-    "weights": control("weight of every prediction by pattern", 2, dtype="float64"),
-    "members": control("networks behind each prediction", 2, dtype="bool"),
-    "sizes": control("number of networks behind each prediction", dtype="int64"),
-    "head": control("head of each prediction", dtype="int64"),
+BATCH: Mapping[str, message.ArrayDeclaration] = {
+    "outputs": message.per_entity("outputs of the sites' networks", 3, dtype="float64", weighs=""),
+    "rows": message.presence("which entities are in the batch", dtype="int64"),
+    "code": message.presence("sites that have each entity, by number of the pattern", dtype="int64"),
+    "weights": message.control("weight of every prediction by pattern", 2, dtype="float64"),
+    "members": message.control("networks behind each prediction", 2, dtype="bool"),
+    "sizes": message.control("number of networks behind each prediction", dtype="int64"),
+    "head": message.control("head of each prediction", dtype="int64"),
 }
-TRAINING = aggregate(
+TRAINING = message.aggregate(
     "state of the training: parameters and moments of Adam", 2, dtype="float64", behind=(EntityCount,)
 )
-MEAN_LOSS = aggregate("mean loss of a batch", 0, behind=(EntityCount,))
+MEAN_LOSS = message.aggregate("mean loss of a batch", 0, behind=(EntityCount,))
 
 
 @step(
     FAMILY,
-    takes={"keep": presence("which of the entities take part", dtype="bool")},
+    takes={"keep": message.presence("which of the entities take part", dtype="bool")},
     releases={
-        "moments": aggregate("mean and standard deviation of the response", behind=(EntityCount, RowGroups))
+        "moments": message.aggregate(
+            "mean and standard deviation of the response", behind=(EntityCount, RowGroups)
+        )
     },
     request=OutcomeRequest,
-    requests=control("kind of the response"),
-    replies=schema("classes of the response and their counts", behind=(EntityCount,)),
+    requests=message.control("kind of the response"),
+    replies=message.schema("classes of the response and their counts", behind=(EntityCount,)),
 )
 def stage_outcome(
     data: SiteData, state: State, request: OutcomeRequest, keep: Bools
 ) -> tuple[dict[str, Array], str]:
     """Select the entities of a fit, and report the response's classes, or its mean and deviation (2,)."""
     opened = response_of(state)
-    check_lengths(data.name, keep=(keep, len(opened)))
+    message.check_lengths(data.name, keep=(keep, len(opened)))
     y = np.ascontiguousarray(opened[keep], dtype=np.float64)
     state.report(EntityCount(len(y)), RowGroups("", np.where(keep, 0, -1), np.arange(len(keep))))
     if request.kind == "normal":
@@ -147,7 +140,7 @@ def stage_outcome(
     "stage_outcome stage_block start_networks distil deal_product",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     request=NetworksRequest,
-    requests=control("layers, training and seed"),
+    requests=message.control("layers, training and seed"),
 )
 def start_heads(
     data: SiteData, state: State, request: NetworksRequest, training: Floats | None = None
@@ -155,7 +148,7 @@ def start_heads(
     """Draw the parameters of the heads, or continue a `training`; nothing is released."""
     outcome = outcome_of(state)
     widths = (request.width, *request.hidden, max(len(outcome.classes), 1))
-    check_allocation(data.name, ADAM * request.count * count_parameters(widths), len(outcome.y))
+    message.check_allocation(data.name, ADAM * request.count * count_parameters(widths), len(outcome.y))
     heads = Heads(Networks.draw(widths, request.count, request.optimizer, (request.seed, request.number)))
     if training is not None:
         heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
@@ -187,7 +180,7 @@ class Batch:
         fits = fits and self.weights.ndim == 2 and self.weights.shape[1] == tasks and len(self.weights) > 0
         if not fits or (self.weights < 0.0).any() or not (self.sizes > 0).all():
             raise MessageError(f"{name}: outputs of networks and tasks that do not fit together")
-        check_lengths(name, rows=(self.rows, b), code=(self.code, b), sizes=(self.sizes, tasks))
+        message.check_lengths(name, rows=(self.rows, b), code=(self.code, b), sizes=(self.sizes, tasks))
         for what, at, most in (
             ("rows", self.rows, len(outcome.y)),
             ("code", self.code, len(self.weights)),
@@ -237,9 +230,9 @@ def read_batch(
 @step(
     FAMILY,
     "release_training_of_heads release_training start_heads start_networks train learn judge look",
-    takes={**BATCH, "keep": control("whether the latest look was the best", 0)},
+    takes={**BATCH, "keep": message.control("whether the latest look was the best", 0)},
     releases={
-        "gradient": per_entity("derivatives of the loss by the networks' outputs", 3),
+        "gradient": message.per_entity("derivatives of the loss by the networks' outputs", 3),
         "loss": replace(MEAN_LOSS, optional=True),
     },
 )
@@ -280,8 +273,8 @@ def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
 @step(
     FAMILY,
     "release_training release_training_of_heads learn judge release_networks look train",
-    takes={"best": control("whether the heads of the best look are taken", 0)},
-    releases={"parameters": aggregate("parameters of the heads", 2, behind=(EntityCount,))},
+    takes={"best": message.control("whether the heads of the best look are taken", 0)},
+    releases={"parameters": message.aggregate("parameters of the heads", 2, behind=(EntityCount,))},
 )
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
     """Release the parameters (H, q) of the heads, the present ones or the `best` in validation."""

@@ -13,14 +13,7 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic import coded_names
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import (
-    check_choice,
-    check_integer,
-    check_masked,
-    check_parsed,
-    check_positive,
-    checks_arguments,
-)
+from fedstat.models import checks
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
@@ -112,7 +105,7 @@ class FederatedMixed(HorizontalModel):
         complete: Sequence[str] = (),
         missing: MissingRule = "drop",
     ) -> None:
-        check_parsed(type(self), formula)
+        checks.check_parsed(type(self), formula)
         if not formula.random:
             raise FormulaError(
                 "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "
@@ -138,7 +131,7 @@ class FederatedMixed(HorizontalModel):
         self._check_likelihood(reml, nagq)
 
     @classmethod
-    @checks_arguments
+    @checks.checks_arguments
     @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
@@ -214,7 +207,7 @@ class FederatedMixed(HorizontalModel):
             )
         self.reml = normal if reml is None else bool(reml)
         self.nagq = 1 if nagq is None else nagq
-        check_integer("nagq", self.nagq, 1)
+        checks.check_integer("nagq", self.nagq, 1)
         scalar = sum(map(len, self._effects)) == 1
         if self.nagq > MOST_NODES or (self.nagq > 1 and not scalar):
             raise ModelError(
@@ -222,7 +215,7 @@ class FederatedMixed(HorizontalModel):
                 f"slope only, received {self.nagq}"
             )
 
-    @checks_arguments
+    @checks.checks_arguments
     def fit(
         self,
         *,
@@ -269,13 +262,15 @@ class FederatedMixed(HorizontalModel):
         ConvergenceWarning
             The iteration did not converge.
         """
-        check_choice("cov_type", cov_type, ("model", "robust"))
-        check_integer("maxiter", maxiter, 1)
-        check_positive("tol", tol)
+        checks.check_choice("cov_type", cov_type, ("model", "robust"))
+        checks.check_integer("maxiter", maxiter, 1)
+        checks.check_positive("tol", tol)
         call = Call.of(self.fit, locals())
 
         def estimate(model: FederatedMixed, attempt: FitAttempt) -> MixedResults:
-            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            session = model._open_session(
+                FAMILY, checks.check_masked(masked, len(model.sites), model._masks_wanted)
+            )
             newton = MixedNewton(session, model.formula.random, model.distribution, model.nagq, maxiter, tol)
             normal = model.distribution.least_squares
             fit = attempt.run(newton.normal(model.reml) if normal else newton.other(), session.masked_sites)

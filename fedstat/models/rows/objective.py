@@ -23,14 +23,7 @@ import pandas as pd
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, translation
-from fedstat.federation.disclosure.facts import (
-    ColumnSums,
-    OwnFit,
-    RowBlock,
-    ScoreAndInformation,
-    SummedProducts,
-    WorkingWeights,
-)
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.kernels.categories import moved
@@ -40,14 +33,14 @@ from fedstat.models.rows.newton import maximize_own
 from fedstat.typing import Array, Bools, Floats, Ints
 
 Declarations: TypeAlias = Mapping[str, ArrayDeclaration]
-Facts: TypeAlias = tuple[ScoreAndInformation | WorkingWeights, ...]
+Facts: TypeAlias = tuple[facts.ScoreAndInformation | facts.WorkingWeights, ...]
 
 
 def own_part(
     what: str, ndim: int = 1, behind: tuple[type, ...] = OPEN_ROWS, *, optional: bool = False
 ) -> ArrayDeclaration:
     """Declare an array of a site's own fit."""
-    return aggregate(f"site's own fit: {what}", ndim, behind=(*behind, OwnFit), optional=optional)
+    return aggregate(f"site's own fit: {what}", ndim, behind=(*behind, facts.OwnFit), optional=optional)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +178,7 @@ class FitRows(ABC):
         return hashlib.sha256(text.encode() + self.opened.used.tobytes()).hexdigest()[:16]
 
     @property
-    def column_sums(self) -> ColumnSums:
+    def column_sums(self) -> facts.ColumnSums:
         """Functions of columns whose products the fit of these rows would reveal."""
         return self.opened.question.column_sums(self.opened.used, True, self.key)
 
@@ -278,7 +271,7 @@ class Objective(FitRows):
         """Return the absolute weights of rows that the disclosure checks judge, (k, n)."""
         return np.abs(self.vectors(own).T)
 
-    def blocks(self) -> Iterator[RowBlock]:
+    def blocks(self) -> Iterator[facts.RowBlock]:
         """Yield the rows with the weights by which columns are multiplied, at points of :meth:`facts_at`."""
         X = np.concatenate([X for _, X in self.opened.chunks()])
         if not self.opened.question.intercept:
@@ -337,11 +330,11 @@ class Objective(FitRows):
         """Declare the weights that rows have in sums at a point; `instead` is released if few rows weigh."""
         return (
             NO_MEANS,  # if weights allow another release only
-            WorkingWeights(lambda: self.weights(own), sums.spread, instead, sums.flat),
-            ScoreAndInformation(self.opened, self.n, self.key_of(own), self.blocks),
+            facts.WorkingWeights(lambda: self.weights(own), sums.spread, instead, sums.flat),
+            facts.ScoreAndInformation(self.opened, self.n, self.key_of(own), self.blocks),
         )
 
-    def products_at(self, own: Floats) -> Iterator[SummedProducts]:
+    def products_at(self, own: Floats) -> Iterator[facts.SummedProducts]:
         """Declare the products of the rows' scores."""
         for column in self.residuals(own).T:
             yield self.opened.products_with(column**2)

@@ -19,16 +19,9 @@ from fedstat.kernels.penalized.nodewise import INFLATION
 from fedstat.kernels.penalized.path import lambda_grid, lambda_max
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vglm import path_setup
 from fedstat.models.vglm.normal_path import normal_path
 from fedstat.models.vglm.path_following import PathFollower
-from fedstat.models.vglm.path_setup import (
-    Chooser,
-    CoefficientPath,
-    PathSetup,
-    choose_fit,
-    score_path,
-    to_units,
-)
 from fedstat.models.vglm.proximal_newton import LossPoint
 from fedstat.typing import Floats
 
@@ -62,15 +55,15 @@ class DebiasedFit:
     @classmethod
     def of(cls, found: Debiased, units: ColumnScales, turn: Floats, scale: float, lam: float) -> DebiasedFit:
         """Convert estimates of (1, X T) to the units of the data; `turn` holds (1, T)."""
-        J = to_units(np.ones(len(units.scale), dtype=bool), units) @ turn
+        J = path_setup.to_units(np.ones(len(units.scale), dtype=bool), units) @ turn
         relaxed = int(np.count_nonzero(found.lambdas))
         return cls(J @ found.params, J @ found.cov @ J.T, scale, lam, relaxed, found.correlation)
 
 
-def lasso_setup(setup: PathSetup) -> PathSetup:
+def lasso_setup(setup: path_setup.PathSetup) -> path_setup.PathSetup:
     """Replace a penalty by the plain lasso of single columns; columns without a penalty stay free."""
     weights = np.repeat(setup.groups.penalized.astype(np.float64), setup.groups.sizes)
-    return PathSetup(
+    return path_setup.PathSetup(
         penalty=LASSO,
         groups=CoefficientGroups.single(len(weights), weights),
         adaptive=0.0,
@@ -82,14 +75,14 @@ def lasso_setup(setup: PathSetup) -> PathSetup:
     )
 
 
-def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> DebiasedFit:
+def normal_debiased(S: Floats, units: ColumnScales, setup: path_setup.PathSetup) -> DebiasedFit:
     """Debias the lasso of the normal family; penalty and lambdas of the setup are ignored.
 
     S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardized.
     """
     n, few = float(S[0, 0]), S[0, 0] < MIN_ENTITIES_PER_EQUATION * (len(S) - 1)
     path = normal_path(S, units, lasso_setup(setup))
-    best = scaled_lasso(path, n) if few else choose_fit(score_path(path, n), "aic")
+    best = scaled_lasso(path, n) if few else path_setup.choose_fit(path_setup.score_path(path, n), "aic")
     # Sums of products use the centered response: the intercept is estimated relative to its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardized[best]])
@@ -102,7 +95,7 @@ def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> Debiase
     return DebiasedFit.of(found, units, np.eye(len(b)), scale, float(path.lambdas[best]))
 
 
-def scaled_lasso(path: CoefficientPath, n: float) -> int:
+def scaled_lasso(path: path_setup.CoefficientPath, n: float) -> int:
     """Return the last fit whose lambda is at least sqrt(2 log p / n) times its own residual deviation.
 
     With fewer than two entities for each column, information criteria prefer fits without residuals (Sun and
@@ -133,7 +126,7 @@ def debiased_fit(
     oracle, setup = follower.oracle, lasso_setup(follower.setup)
     n, scale = oracle.layout.nobs, lambda_max(follower.gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
-    select = Chooser(n, distribution.name, "aic")
+    select = path_setup.Chooser(n, distribution.name, "aic")
     lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
     lasso.seen, lasso.solved, lasso.errors = {}, {}, []
     path, best, at = yield from lasso.quadratic(point, H)

@@ -13,15 +13,7 @@ from fedstat.inference.post_selection import aggregate_splits
 from fedstat.kernels.penalized.coordinate_descent import GramSolver, degrees_of_freedom, gram_path
 from fedstat.kernels.penalized.penalties import orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales, Grams
-from fedstat.models.vglm.path_setup import (
-    CoefficientPath,
-    PathSetup,
-    Refit,
-    Select,
-    choose_fit,
-    score_path,
-    to_units,
-)
+from fedstat.models.vglm import path_setup
 from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats, Ints
 
@@ -29,7 +21,7 @@ from fedstat.typing import Bools, Floats, Ints
 # Paths and refits of the normal distribution, from sums of products.
 
 
-def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> CoefficientPath:
+def normal_path(S: Floats, units: ColumnScales, setup: path_setup.PathSetup) -> path_setup.CoefficientPath:
     """Fit the normal family along a path.
 
     S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), with X and y standardized
@@ -62,10 +54,10 @@ def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> Coefficient
     a = units.mean + units.sd * mean[-1] - b @ mean[:-1]
     df = degrees_of_freedom(G, setup.penalty, setup.groups, found.lambdas, found.coefficients)
     found = replace(found, loss=found.loss + variance / 2.0)
-    return CoefficientPath.of(found, b, a, units, setup.groups, df)
+    return path_setup.CoefficientPath.of(found, b, a, units, setup.groups, df)
 
 
-def prediction_errors(path: CoefficientPath, S: Floats, units: ColumnScales) -> Floats:
+def prediction_errors(path: path_setup.CoefficientPath, S: Floats, units: ColumnScales) -> Floats:
     """Mean squared error of every fit of a path on other entities, from their sums of products: (L,)."""
     n = S[0, 0]
     a = path.intercepts + path.coefficients @ units.shift - units.mean
@@ -73,7 +65,7 @@ def prediction_errors(path: CoefficientPath, S: Floats, units: ColumnScales) -> 
     return np.asarray(np.einsum("li,ij,lj->l", V, S, V) / n)
 
 
-def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence[str]) -> Refit:
+def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence[str]) -> path_setup.Refit:
     """Ordinary least squares on the support, from the sums of products of all entities.
 
     Raises EstimationError, which names collinear columns of the support.
@@ -83,11 +75,11 @@ def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence
     b = inverse @ S[at, -1]
     rss = units.sd**2 * float(S[-1, -1] - b @ S[at, -1])
     scale = rss / (n - len(b))
-    J = to_units(support, units)
+    J = path_setup.to_units(support, units)
     params = J @ (units.sd * b)
     params[0] += units.mean
     llf = n * (units.constant - (np.log(2.0 * np.pi * rss / n) + 1.0) / 2.0)
-    return Refit(support, params, scale * J @ inverse @ J.T, float(llf), scale, rss / n / 2.0)
+    return path_setup.Refit(support, params, scale * J @ inverse @ J.T, float(llf), scale, rss / n / 2.0)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -95,7 +87,7 @@ def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence
 
 
 def cross_validate(
-    products: Floats, units: ColumnScales, setup: PathSetup, path: CoefficientPath
+    products: Floats, units: ColumnScales, setup: path_setup.PathSetup, path: path_setup.CoefficientPath
 ) -> tuple[Floats, Floats]:
     """Return mean squared errors of left-out folds, and their standard errors: (L,) each.
 
@@ -145,8 +137,8 @@ def stability(
 def normal_stability(
     products: Floats,
     units: ColumnScales,
-    setup: PathSetup,
-    path: CoefficientPath,
+    setup: path_setup.PathSetup,
+    path: path_setup.CoefficientPath,
     draws: int,
     random: np.random.Generator,
 ) -> tuple[Floats, Floats]:
@@ -165,8 +157,8 @@ def normal_stability(
 
 def split_pvalues(
     grams: Grams,
-    setup: PathSetup,
-    select: Select,
+    setup: path_setup.PathSetup,
+    select: path_setup.Select,
     splits: int,
     names: Sequence[str],
     random: np.random.Generator,
@@ -185,7 +177,7 @@ def split_pvalues(
         order = random.permutation(F)
         S = products[order[: F // 2]].sum(axis=0)
         path = normal_path(S, units, setup)
-        chosen = choose_fit(score_path(path, float(S[0, 0])), select)
+        chosen = path_setup.choose_fit(path_setup.score_path(path, float(S[0, 0])), select)
         support = path.selected[chosen]
         if support.any():
             refit = normal_refit(products[order[F // 2 :]].sum(axis=0), units, support, names)

@@ -7,26 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fedstat import plotting
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import Estimate
 from fedstat.models.vglm.outcome import Selection
-from fedstat.plotting import (
-    COLORS,
-    HALO,
-    MUTED,
-    SMALL,
-    axes_for,
-    axes_width_inches,
-    label_ends,
-    label_log_x,
-    label_y,
-    legend_below,
-    mark_x,
-    name_width,
-    plain_legend,
-    set_headline,
-    shorten,
-)
 from fedstat.typing import Bools, Floats
 
 if TYPE_CHECKING:
@@ -50,7 +34,7 @@ def plot_path(
 
     Dotted lines connect fits that are not solved.
     """
-    ax = axes_for(ax, 7.0, 4.2)
+    ax = plotting.axes_for(ax, 7.0, 4.2)
     largest = params.abs().max().replace(0.0, 1.0)
     values = params / largest if scales is None else params * scales
     chosen = values.iloc[selection.chosen].abs()
@@ -63,10 +47,12 @@ def plot_path(
     _lines(estimate, selection.lambdas, values, ax, bold, selection.solved)
     counts = (params != 0.0).sum(axis=1).to_numpy()
     _count_on_top(ax, selection.lambdas, counts, "columns selected")
-    set_headline(ax, "Coefficients along the path")
+    plotting.set_headline(ax, "Coefficients along the path")
     _name_ends(estimate, values, named, bold, ax)
-    label_y(ax, "share of its largest size" if scales is None else "coefficient per standard deviation")
-    legend_below(ax)
+    plotting.label_y(
+        ax, "share of its largest size" if scales is None else "coefficient per standard deviation"
+    )
+    plotting.legend_below(ax)
     _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
     return ax
 
@@ -77,24 +63,31 @@ def plot_criterion(selection: Selection, name: str, ax: Axes | None = None) -> A
     if name not in path.columns:
         known = [column for column in CRITERIA if column in path.columns]
         raise ModelError(f"criterion: expected one of {', '.join(known)}, received {name!r}")
-    ax = axes_for(ax, 7.0, 3.8)
+    ax = plotting.axes_for(ax, 7.0, 3.8)
     proposed = path["status"] == "proposed"
     joined = ":" if proposed.any() else "-"
-    ax.plot(path.index, path[name], color=COLORS[0], linestyle=joined, linewidth=1.1)
-    for which, label, face in ((~proposed, "solved", COLORS[0]), (proposed, "proposed", "white")):
+    ax.plot(path.index, path[name], color=plotting.COLORS[0], linestyle=joined, linewidth=1.1)
+    for which, label, face in ((~proposed, "solved", plotting.COLORS[0]), (proposed, "proposed", "white")):
         rows = path[which]
         errors = rows["cv_se"] if name == "cv" else None
         if len(rows):
             ax.errorbar(
-                rows.index, rows[name], yerr=errors, color=COLORS[0], fmt="o", mfc=face, ms=3.5, label=label
+                rows.index,
+                rows[name],
+                yerr=errors,
+                color=plotting.COLORS[0],
+                fmt="o",
+                mfc=face,
+                ms=3.5,
+                label=label,
             )
     counts = (selection.coefficients != 0.0).sum(axis=1)
     _over_lambda(ax, path.index.to_numpy())
     _count_on_top(ax, path.index.to_numpy(), counts, "columns selected")
     if proposed.any():
-        plain_legend(ax)
-    set_headline(ax, "Cross-validation along the path" if name == "cv" else "Choice of lambda")
-    label_y(ax, CRITERIA.get(name, name))
+        plotting.plain_legend(ax)
+    plotting.set_headline(ax, "Cross-validation along the path" if name == "cv" else "Choice of lambda")
+    plotting.label_y(ax, CRITERIA.get(name, name))
     _mark(ax, path.index.to_numpy(), selection.chosen, counts, above=True)
     return ax
 
@@ -107,7 +100,7 @@ def plot_stability(
     ax: Axes | None = None,
 ) -> Axes:
     """Draw selection frequencies over lambda; name columns that reach the threshold by the chosen one."""
-    ax = axes_for(ax, 7.0, 4.2)
+    ax = plotting.axes_for(ax, 7.0, 4.2)
     lambdas, lam = selection.lambdas, selection.lam
     # The most often selected first; for ties those that reach it at a larger lambda.
     highest, mean = frequencies[lambdas >= lam].max(), frequencies.mean()
@@ -122,19 +115,19 @@ def plot_stability(
         xytext=(2, -3),
         textcoords="offset points",
         va="top",
-        fontsize=SMALL,
-        color=MUTED,
-        bbox=HALO,
+        fontsize=plotting.SMALL,
+        color=plotting.MUTED,
+        bbox=plotting.HALO,
     )
     ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
     _count_on_top(
         ax, lambdas, (frequencies.cummax() >= threshold).sum(axis=1).to_numpy(), "columns that reach it"
     )
     reach = f"{len(stable)} of {frequencies.shape[1]} columns reach {threshold:g} down to lambda {lam:.3g}"
-    set_headline(ax, "Stability of the selection", reach)
+    plotting.set_headline(ax, "Stability of the selection", reach)
     _name_ends(estimate, frequencies, list(stable), stable, ax)
-    label_y(ax, "share of halves that select it")
-    legend_below(ax)
+    plotting.label_y(ax, "share of halves that select it")
+    plotting.legend_below(ax)
     return ax
 
 
@@ -155,22 +148,22 @@ def _lines(
         alpha = 1.0 if name in bold else FAINT
         ax.plot(lambdas, values[name], color=colors[name], linewidth=1.2, alpha=alpha, **some)
     _over_lambda(ax, lambdas, margin=0.0)
-    most = name_width(ax, 0.22, 28)
+    most = plotting.name_width(ax, 0.22, 28)
     owners = dict(zip(estimate.sites[1:], (colors[name] for name in estimate.names[1:]), strict=True))
     for site, color in owners.items():
-        ax.plot([], [], color=color, label=shorten(site, most))
+        ax.plot([], [], color=color, label=plotting.shorten(site, most))
     if some:
         ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
         ax.plot([], [], color="0.4", linestyle=":", label="proposed")
     # Once more after names have been placed, because only then the width is known.
-    legend_below(ax)
+    plotting.legend_below(ax)
 
 
 def _colors(estimate: Estimate) -> dict[str, str]:
     """Color of each column, that of its site."""
     sites = list(dict.fromkeys(estimate.sites[1:]))
     named = zip(estimate.names[1:], estimate.sites[1:], strict=True)
-    return {name: COLORS[sites.index(site) % len(COLORS)] for name, site in named}
+    return {name: plotting.COLORS[sites.index(site) % len(plotting.COLORS)] for name, site in named}
 
 
 def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
@@ -182,7 +175,7 @@ def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
     elif last > 0.0:
         wider = (first / last) ** margin
         ax.set_xlim(first * wider, last / wider)
-        label_log_x(ax)
+        plotting.label_log_x(ax)
     else:
         ax.set_xlim(first * (1.0 + margin), last - margin * first)
 
@@ -190,7 +183,7 @@ def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
 def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -> None:
     """Mark the chosen lambda."""
     lam = float(lambdas[chosen])
-    mark_x(ax, lam, f"chosen: {lam:.3g}\n{counts[chosen]} selected", above=above)
+    plotting.mark_x(ax, lam, f"chosen: {lam:.3g}\n{counts[chosen]} selected", above=above)
 
 
 def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
@@ -199,18 +192,18 @@ def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
         return
     top = ax.secondary_xaxis("top")
     at = np.unique(
-        np.linspace(0, len(lambdas) - 1, int(np.clip(1.6 * axes_width_inches(ax), 3, 9))).astype(int)
+        np.linspace(0, len(lambdas) - 1, int(np.clip(1.6 * plotting.axes_width_inches(ax), 3, 9))).astype(int)
     )
-    top.set_xticks(lambdas[at], [str(counts[j]) for j in at], fontsize=SMALL)
+    top.set_xticks(lambdas[at], [str(counts[j]) for j in at], fontsize=plotting.SMALL)
     top.set_xticks([], minor=True)
-    top.tick_params(length=2, colors=MUTED)
-    top.set_xlabel(label, fontsize=SMALL, color=MUTED)
+    top.tick_params(length=2, colors=plotting.MUTED)
+    top.set_xlabel(label, fontsize=plotting.SMALL, color=plotting.MUTED)
     top.spines["top"].set_visible(False)
 
 
 def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
     """Write names at the right edge, as many as fit."""
-    colors, most = _colors(estimate), name_width(ax, 0.3, 28)
+    colors, most = _colors(estimate), plotting.name_width(ax, 0.3, 28)
     ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
-    tones = [colors[name] if name in bold else MUTED for name in named]
-    label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
+    tones = [colors[name] if name in bold else plotting.MUTED for name in named]
+    plotting.label_ends(ax, ends, [plotting.shorten(str(name), most) for name in named], tones)

@@ -14,6 +14,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange, exchange_
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm import path_setup
 from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.distributions import log_likelihood
@@ -35,14 +36,6 @@ from fedstat.models.vglm.normal_path import (
 from fedstat.models.vglm.options import FitPlan
 from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_following import Folds
-from fedstat.models.vglm.path_setup import (
-    Chooser,
-    Criterion,
-    PathCriteria,
-    choose_fit,
-    halve_entities,
-    score_path,
-)
 from fedstat.models.vglm.proximal_newton import LossOracle
 
 FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]
@@ -70,11 +63,11 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     products, S = grams.products[mine], grams.total(mine)
     n = float(S[0, 0])
     path = normal_path(S, units, setup)
-    criteria = score_path(path, n)
+    criteria = path_setup.score_path(path, n)
     if choice.cross_validates:
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
-    chosen = choose_fit(criteria, choice.select)
+    chosen = path_setup.choose_fit(criteria, choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else path.selected[chosen]
     refit = None
     if setup.penalty.selecting or setup.unpenalized:
@@ -121,8 +114,8 @@ def select_blocks(
         plan = replace(plan, between=choice.between if choice else "free")
     joint = WorkingModel.of(moments, plan.between or "free")
     found, n = blocks_path(joint, setup), float(moments.nobs)
-    criteria = score_path(found.path, n)
-    chosen = choose_fit(criteria, plan.choice.select)
+    criteria = path_setup.score_path(found.path, n)
+    chosen = path_setup.choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else found.path.selected[chosen]
     refit, explained = None, float(found.rsquared[chosen])
     if setup.penalty.selecting or setup.unpenalized:
@@ -143,13 +136,15 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
     choice, passing = plan.choice, plan.passing
     # Until folds choose, use the criterion for prediction.
-    criterion: Criterion = "aic" if choice.select == "cv" or choice.select == "1se" else choice.select
+    criterion: path_setup.Criterion = (
+        "aic" if choice.select == "cv" or choice.select == "1se" else choice.select
+    )
 
     def protocol() -> FitProtocol[Any]:
         every = yield from plan.open_values()
-        layout, other = halve_entities(every, plan.random) if choice.split else (every, None)
+        layout, other = path_setup.halve_entities(every, plan.random) if choice.split else (every, None)
         apart = None if other is None else _oracle(plan, other)
-        select = Chooser(layout.nobs, plan.distribution.name, criterion)
+        select = path_setup.Chooser(layout.nobs, plan.distribution.name, criterion)
         folds = None if choice.parts == 1 else (yield from _deal(plan, layout))
         further = FitExtras(folds, choice.inference == "debiased", apart)
         oracle, setup = _oracle(plan, layout, further), plan.setup
@@ -168,7 +163,7 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     plan = replace(plan, layout=every)
     scale = None if fitted.refit is None else fitted.refit.scale
     null = log_likelihood(plan.distribution.name, first, n, units.constant, scale)
-    criteria: PathCriteria = score_path(fitted.path, n, plan.distribution.name)
+    criteria: path_setup.PathCriteria = path_setup.score_path(fitted.path, n, plan.distribution.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
     return SelectionOutcome(plan, fitted, criteria, null, units, n, choice.parts)

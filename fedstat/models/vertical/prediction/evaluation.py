@@ -8,18 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedstat.errors import DataWarning, MessageError, ModelError, warn
+from fedstat.federation import message
 from fedstat.federation.design.vertical_design import design_request, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import (
-    ArrayDeclaration,
-    Step,
-    aggregate,
-    check_lengths,
-    control,
-    per_entity,
-    presence,
-)
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.evaluation import Accuracy, Evaluation, bin_edges, merge_small_bins, probabilities
@@ -123,9 +115,9 @@ def evaluate_at_holder(
     distribution = DistributionSpec.from_json(text)
     family, binary = distribution.make(), distribution.name == "Binomial"
     response = response_of(state)
-    check_lengths(data.name, use=(use, len(response)))
+    message.check_lengths(data.name, use=(use, len(response)))
     y, G = response[use], int(groups)
-    check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
+    message.check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
     if not _are_means(predicted, distribution) or not 1 <= G <= max(len(y), 1) or not float(width) > 0.0:
         raise MessageError(f"{data.name}: expected valid means for the family, in one group or more")
     there = np.isfinite(y)
@@ -189,20 +181,20 @@ def _from_array(reported: Floats) -> Recalibration | None:
     return Recalibration(reported[1:3], cov, (float(reported[6]), float(reported[7])), float(reported[8]))
 
 
-def _sums_of_errors(what: str, ndim: int = 1) -> ArrayDeclaration:
-    return aggregate(what, ndim, behind=(EntityCount, ModelEvaluation))
+def _sums_of_errors(what: str, ndim: int = 1) -> message.ArrayDeclaration:
+    return message.aggregate(what, ndim, behind=(EntityCount, ModelEvaluation))
 
 
-EVALUATION_STEPS: Mapping[str, Step] = {
-    "judge_predictions": Step(
+EVALUATION_STEPS: Mapping[str, message.Step] = {
+    "judge_predictions": message.Step(
         evaluate_at_holder,
         {
-            "predicted": per_entity("predictions", dtype="float64", weighs="predictions"),
-            "use": presence("which entities are compared", dtype="bool"),
-            "code": presence("sites that have each entity, by number", dtype="int64"),
-            "groups": control("number of sets of sites", 0, dtype="int64"),
-            "center": aggregate("mean of the linear predictors", 0),
-            "width": aggregate("their deviation", 0),
+            "predicted": message.per_entity("predictions", dtype="float64", weighs="predictions"),
+            "use": message.presence("which entities are compared", dtype="bool"),
+            "code": message.presence("sites that have each entity, by number", dtype="int64"),
+            "groups": message.control("number of sets of sites", 0, dtype="int64"),
+            "center": message.aggregate("mean of the linear predictors", 0),
+            "width": message.aggregate("their deviation", 0),
         },
         {
             "bins": _sums_of_errors("entities, sums of response and of predictions by bin", 2),
@@ -210,9 +202,9 @@ EVALUATION_STEPS: Mapping[str, Step] = {
             "spread": _sums_of_errors("squared differences of responses from their mean"),
             "deviance": _sums_of_errors("deviance of predictions, and of a constant"),
             "regression": _sums_of_errors("response regressed on the linear predictor"),
-            "least": control("fewest entities of a bin", 0),
+            "least": message.control("fewest entities of a bin", 0),
         },
-        control("family and link"),
+        message.control("family and link"),
     )
 }
 

@@ -8,16 +8,9 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
+from fedstat.federation import message
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import (
-    ArrayDeclaration,
-    aggregate,
-    check_allocation,
-    check_lengths,
-    control,
-    per_entity,
-)
 from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
 from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
@@ -170,30 +163,30 @@ def move_products(site: BlockState) -> Floats:
 # change, and whether a point is admissible.
 
 
-POINTS: Mapping[str, ArrayDeclaration] = {
-    "linear_predictor": per_entity(
+POINTS: Mapping[str, message.ArrayDeclaration] = {
+    "linear_predictor": message.per_entity(
         "linear predictor x'beta of the site's block", maskable=True, optional=True
     ),
-    "centers": control("products mu'beta of the points", 2, optional=True),
-    "spreads": control("products beta'Sigma beta of the points", 3, optional=True),
+    "centers": message.control("products mu'beta of the points", 2, optional=True),
+    "spreads": message.control("products beta'Sigma beta of the points", 3, optional=True),
 }
-ITERATION: Mapping[str, ArrayDeclaration] = {
-    "inside": control("whether the point is admissible", 0),
-    "log_likelihood": control("log-likelihood", 0, maskable=True, optional=True, wide=True),
-    "score2": control("squared score norm", 0, maskable=True, optional=True, wide=True),
-    "change": control("largest change of a parameter", 0, optional=True),
-    "products": control("inner products of moves", maskable=True, optional=True, wide=True),
+ITERATION: Mapping[str, message.ArrayDeclaration] = {
+    "inside": message.control("whether the point is admissible", 0),
+    "log_likelihood": message.control("log-likelihood", 0, maskable=True, optional=True, wide=True),
+    "score2": message.control("squared score norm", 0, maskable=True, optional=True, wide=True),
+    "change": message.control("largest change of a parameter", 0, optional=True),
+    "products": message.control("inner products of moves", maskable=True, optional=True, wide=True),
 }
-RECENTERING = control("move of the centered intercept", 0, maskable=True, optional=True)
+RECENTERING = message.control("move of the centered intercept", 0, maskable=True, optional=True)
 
 
 @step(
     FAMILY,
     takes={
         **BLOCK_OPENING,
-        "memory": control("memory of the acceleration", 0),
-        "padded": control("whether linear predictors have zeros for missing entities", 0),
-        "beta": control("starting coefficients", optional=True),
+        "memory": message.control("memory of the acceleration", 0),
+        "padded": message.control("whether linear predictors have zeros for missing entities", 0),
+        "beta": message.control("starting coefficients", optional=True),
     },
     releases={
         **POINTS,
@@ -221,7 +214,7 @@ def start(
     """
     site = stage_block_state(data, state, keep, rows, int(n), bool(filled), int(memory))
     if padded:
-        check_allocation(data.name, int(n), site.X.size)
+        message.check_allocation(data.name, int(n), site.X.size)
     site.padded = bool(padded)
     first = site.first_point(None if beta is None else np.asarray(beta, dtype=float) * site.scale)
     set_first_point(site, first)
@@ -251,12 +244,12 @@ def describe_points(site: BlockState) -> dict[str, Array]:
     FAMILY,
     "residuals set_rate shorten start step",
     takes={
-        "weights": control("weights of the points"),
-        "z": per_entity("standardized residual of the response", weighs="residuals"),
-        "missing": aggregate("sums of z, z^2 and 1/v over entities the site lacks"),
-        "s2": aggregate("residual variance", 0),
-        "omega": control("step length", 0),
-        "forget": control("whether to forget the previous evaluation", 0),
+        "weights": message.control("weights of the points"),
+        "z": message.per_entity("standardized residual of the response", weighs="residuals"),
+        "missing": message.aggregate("sums of z, z^2 and 1/v over entities the site lacks"),
+        "s2": message.aggregate("residual variance", 0),
+        "omega": message.control("step length", 0),
+        "forget": message.control("whether to forget the previous evaluation", 0),
     },
     releases={**POINTS, **ITERATION, "recentering": RECENTERING},
     name="step",
@@ -283,7 +276,7 @@ def take_step(
     ones.
     """
     site = block_state_of(state)
-    check_lengths(data.name, z=(z, site.n_seen), missing=(missing, 3))
+    message.check_lengths(data.name, z=(z, site.n_seen), missing=(missing, 3))
     state.report(site.weights(z, "residuals"))
     if forget:
         site.points, site.evaluated = site.previous
@@ -314,8 +307,8 @@ def take_step(
     FAMILY,
     "shorten step",
     takes={
-        "point": control("point to return to", 0),
-        "omega": control("step length", 0),
+        "point": message.control("point to return to", 0),
+        "omega": message.control("step length", 0),
     },
     releases={**POINTS, "recentering": RECENTERING},
 )
@@ -331,7 +324,7 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     return describe_points(site) | {"recentering": recentering(base.at, image)}
 
 
-@step(FAMILY, "start start_response", takes={"eta": control("learning rate", 0)})
+@step(FAMILY, "start start_response", takes={"eta": message.control("learning rate", 0)})
 def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
     """Choose the gradient M-step, TWFL (8), with rate eta."""
     block_state_of(state).eta = float(eta)
@@ -381,13 +374,13 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     FAMILY,
     "deal_product residuals sem_predictor set_rate shorten start_response step",
     takes={
-        "a": aggregate("centered intercept", 0),
-        "s2": aggregate("residual variance", 0),
-        "eta": per_entity("sum of the sites' linear predictors", weighs=""),
-        "t_missing": control("variance of missing linear predictors, by pattern"),
+        "a": message.aggregate("centered intercept", 0),
+        "s2": message.aggregate("residual variance", 0),
+        "eta": message.per_entity("sum of the sites' linear predictors", weighs=""),
+        "t_missing": message.control("variance of missing linear predictors, by pattern"),
     },
     releases={
-        "z": per_entity("standardized residual of the response"),
+        "z": message.per_entity("standardized residual of the response"),
         "z1": declare_sums("sum of z by pattern"),
         "z2": declare_sums("sum of z^2 by pattern"),
     },
@@ -402,7 +395,7 @@ def residuals(
     """
     active = normal_response_of(state)
     patterns = int(active.code.max()) + 1
-    check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
+    message.check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
     active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
     active.z, z1, z2 = standardized_residuals(active.y, eta, active.code, active.a, active.v)
     return {"z": active.z, "z1": z1, "z2": z2}
@@ -412,8 +405,8 @@ def residuals(
     FAMILY,
     "estimates residuals",
     releases={
-        "fitted": per_entity("fitted values"),
-        "residuals": per_entity("residuals"),
+        "fitted": message.per_entity("fitted values"),
+        "residuals": message.per_entity("residuals"),
     },
 )
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
