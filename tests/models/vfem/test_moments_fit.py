@@ -13,7 +13,8 @@ from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.joint_normal.blocks import BlocksPoint, blocks_likelihood, differentiate_blocks
-from fedstat.models.vertical.joint_normal.fit import fit_joint_model
+from fedstat.models.vertical.joint_normal.fit import all_effects, fit_joint_model
+from fedstat.models.vertical.joint_normal.model import JointNormalModel
 from fedstat.models.vertical.moments import StandardizedMoments
 from fedstat.models.vfem.iteration.state import fit_by_site
 from fedstat.models.vfem.submodels import leave_one_out
@@ -109,6 +110,32 @@ def test_derivatives_are_those_of_central_differences(mar, zero):
     np.testing.assert_allclose(at.information, information, atol=1e-7 * np.abs(information).max())
     expected = differentiate_blocks(point, effects, expected=True)
     assert np.linalg.eigvalsh(expected.information).min() > 0.0
+
+
+def test_a_first_step_changes_a_variance_at_most_by_a_factor_e(mar):
+    moments = StandardizedMoments(moments_of(mar)).moments
+    P, K = len(moments.names), len(moments.sizes)
+    blocks = JointNormalModel(moments, all_effects(np.eye(P, dtype=bool)), profiled=True)
+    for place, by, share in (
+        (1, 4.0, 0.25),
+        (1, 0.5, 1.0),
+        (1, 0.0, 1.0),
+        (-1, -2.0, 0.5),
+        (-K, 2.0, 0.5),
+        (-K - 1, 9.0, 1.0),
+    ):
+        direction = np.zeros(2 + 2 * P + K)
+        direction[place] = by
+        assert blocks.longest(direction) == share
+        assert replace(blocks, profiled=False).longest(direction) == 1.0
+
+
+@pytest.mark.parametrize("jointly", [False, True])
+def test_the_likelihood_of_the_fitted_model_is_that_of_the_fit(mar, jointly):
+    fit = fit_joint_model(moments_of(mar), "independent", jointly=jointly)
+    assert fit.model.profiled is not jointly
+    assert fit.model.log_likelihood(fit.point) == pytest.approx(fit.log_likelihood, rel=1e-12)
+    assert fit.log_likelihood == pytest.approx(fit_joint_model(moments_of(mar), "independent").log_likelihood)
 
 
 def test_sigma_is_the_largest_likelihood_given_the_rest(mar):
