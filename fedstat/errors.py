@@ -39,9 +39,32 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 PACKAGE = os.path.join(os.path.dirname(__file__), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A call that helps, as text that runs once its fields are filled, and the sentence that names it.
+
+    The `text` may have the fields ``call`` and ``arguments``, which are those of the call, and fields of the
+    call itself. Errors and notes have a remedy, so that what they recommend can be executed.
+    """
+
+    call: str
+    text: str = "{call}"
+
+    @property
+    def arguments(self) -> str:
+        """What is between the outer brackets of the call."""
+        return self.call.partition("(")[2].removesuffix(")")
+
+    def sentence(self, **values: Any) -> str:
+        """Return the sentence, with fields filled."""
+        call, arguments = self.call.format(**values), self.arguments.format(**values)
+        return self.text.format(**{**values, "call": call, "arguments": arguments})
 
 
 class FedstatError(Exception):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from operator import attrgetter
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
 
+from fedstat.errors import NotAvailableError
+from fedstat.inference.notes import SEVERITIES, Note, above_table
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
@@ -23,10 +26,19 @@ MOST_NOTES = 8
 """Largest number of notes below a printed summary."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
+DASH = "-"
+"""Text of a number that a fit does not have."""
 INDENT = "\u00a0\u00a0"
 """Blanks that HTML keeps."""
 
 Pairs = Sequence[tuple[str, str]]
+Lines: TypeAlias = tuple[tuple[str, str, str | Callable[[Any], str]], ...]
+"""Lines of a summary: label, attribute, and its format or the function that writes it.
+
+Without the name of an attribute, the function takes the result.
+"""
+Columns: TypeAlias = tuple[tuple[str, str], ...]
+"""Columns of :meth:`Report.glance`: name and attribute; a later one of the same name replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +56,13 @@ class CoefficientBlock:
 
 
 Made = TypeVar("Made", bound="Report")
-Severity: TypeAlias = Literal["critical", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A note on a result: its kind, by which code refers to it, its text and its severity.
-
-    The fields of the `text` are filled with the `values` when the note is printed. Notes that are "critical"
-    are the banner above a summary.
-    """
-
-    kind: str
-    text: str
-    severity: Severity = "info"
-    values: Mapping[str, str | int | float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.text.format(**self.values) if self.values else self.text
 
 
 class Report:
     """Base of all results: notes, their table, one row of figures, and the printed summary.
 
-    A subclass implements `tidy`, `_glance` and `_sheets`, and adds to `_summary_notes`.
+    A subclass declares the columns of :meth:`glance` in `_GLANCE`, with the attribute of each, implements
+    `tidy` and `_sheets`, and adds to `_summary_notes`.
 
     Examples
     --------
@@ -84,6 +78,7 @@ class Report:
     """
 
     __slots__ = ()
+    _GLANCE: ClassVar[Columns] = ()
     _sources: tuple[Report, ...] = ()
     """Results of which this one was made; see :func:`made_from`."""
 
@@ -143,8 +138,8 @@ class Report:
         raise NotImplementedError
 
     def _glance(self) -> Mapping[str, Any]:
-        """Columns of :meth:`glance`."""
-        raise NotImplementedError
+        """Columns of :meth:`glance`; nan where the result does not have one."""
+        return {name: available(self, attribute) for name, attribute in self._GLANCE}
 
     def _summary_notes(self) -> Iterator[Note]:
         """Yield the notes; those of one severity are printed in this order."""
@@ -159,7 +154,7 @@ class Report:
     def _lay_out(self, sheets: Iterable[Sheet], title: str | None) -> SheetSummary:
         first, *others = sheets
         notes = self._ordered_notes()
-        banners = [str(note) for note in notes if note.severity == "critical"]
+        banners = [str(note) for note in above_table(notes)]
         texts = [str(note) for note in notes[len(banners) :]]
         hidden = len(texts) - MOST_NOTES
         more = f"{hidden} more note{'s' * (hidden > 1)}: see diagnostics()." if hidden > 0 else ""
@@ -173,14 +168,34 @@ class Report:
 
 def critical_notes(result: object) -> list[Note]:
     """Return the notes that stand above the summary of a result; none of a result of another package."""
-    found = result._ordered_notes() if isinstance(result, Report) else []
-    return [note for note in found if note.severity == "critical"]
+    return above_table(result._ordered_notes()) if isinstance(result, Report) else []
 
 
 def made_from(made: Made, *sources: object) -> Made:
     """Return a result that was made of others: what stands above their summaries stands above its own."""
     object.__setattr__(made, "_sources", tuple(one for one in sources if isinstance(one, Report)))
     return made
+
+
+def available(result: Any, attribute: str, otherwise: Any = np.nan) -> Any:
+    """Return an attribute of a result, whose name may have dots, or `otherwise` if the fit has none."""
+    try:
+        return attrgetter(attribute)(result)
+    except NotAvailableError:
+        return otherwise
+
+
+def lines_of(result: Any, lines: Lines) -> list[tuple[str, str]]:
+    """Write lines of a summary: a dash where the fit does not have a number, no line for None and no text."""
+    written = []
+    for label, attribute, how in lines:
+        value = available(result, attribute, DASH) if attribute else result
+        if value is DASH or value is None:
+            text = value or ""
+        else:
+            text = how(value) if callable(how) else format(value, how)
+        written += [(label, text)] if text else []
+    return written
 
 
 def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:

@@ -167,6 +167,16 @@ def number(value: float, digits: int = 4, error: float = 0.0) -> str:
     return f"{value:.1f}" if size >= 1e4 else f"{value:.{digits}f}"
 
 
+def two_digits(value: float) -> str:
+    """Return a log-likelihood or a criterion, with two decimals."""
+    return number(value, 2)
+
+
+def yes_or_no(converged: bool) -> str:
+    """Return whether a fit converged, in a word that is seen if it did not."""
+    return "yes" if converged else "NO"
+
+
 def exponentials(values: Any) -> Any:
     """Return exponentials in the type of `values`; those beyond the largest number are infinite."""
     with np.errstate(over="ignore", under="ignore"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -31,14 +31,17 @@ from fedstat.inference.hypotheses import (
     wald_test_terms,
 )
 from fedstat.inference.likelihood import LRTest, check_nested
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import (
     STATEMENTS,
-    Note,
+    Columns,
+    Lines,
     Report,
     coefficient_block_sheet,
     coefficient_sheet,
     header_sheet,
+    lines_of,
 )
 from fedstat.inference.tables import (
     Sheet,
@@ -47,6 +50,8 @@ from fedstat.inference.tables import (
     human_bytes,
     human_range,
     number,
+    two_digits,
+    yes_or_no,
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.absent_names import ABSENT
@@ -56,6 +61,20 @@ from fedstat.typing import Array, Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NOTES = Catalogue(
+    {
+        "not_converged": critical("NOT CONVERGED: {detail}; do not interpret these numbers"),
+        "setting": info("{setting}"),
+        "no_covariance": info("No standard errors, tests and intervals: {reason}"),
+        "undetermined_errors": warning(
+            "The covariance does not determine a standard error (nan) of: {names}. Tests and intervals of "
+            "the other coefficients are valid."
+        ),
+        "no_likelihood": info("No log-likelihood, AIC and BIC: {reason}"),
+        "receipt": warning("{alarm}"),
+    }
+)
+"""Notes on coefficients of any family."""
 Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
 Record = TypeVar("Record")
 
@@ -230,7 +249,7 @@ class CoefficientResults(Results[Any]):
 
     Names and meanings are those of statsmodels' likelihood results, with pandas objects out; tests are
     normal, or of Student's t where a family says so (`use_t`, `df_inference`). A family sets `model_name` and
-    `method_name`, and extends `_summary_left`, `_summary_right` and `_summary_notes`.
+    `method_name`, declares its `_SUMMARY` and `_GLANCE`, and extends `_summary_notes`.
 
     Parameters
     ----------
@@ -278,9 +297,35 @@ class CoefficientResults(Results[Any]):
     (0.157, 0.155)
     """
 
+    _SUMMARY: ClassVar[Lines] = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Method", "method_name", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("R-squared", "rsquared", number),
+        ("Log-Likelihood", "llf", two_digits),
+        ("AIC", "aic", two_digits),
+        ("BIC", "bic", two_digits),
+        ("Covariance Type", "_covariance_words", ""),
+        ("Converged", "converged", yes_or_no),
+    )
+    """Lines of the estimate in the summary; those of the federation differ only where a family has more."""
+    _GLANCE: ClassVar[Columns] = (
+        ("nobs", "nobs"),
+        ("n_sites", "_n_sites"),
+        ("df_model", "df_model"),
+        ("df_resid", "df_resid"),
+        ("r_squared", "rsquared"),
+        ("logLik", "llf"),
+        ("AIC", "aic"),
+        ("BIC", "bic"),
+        ("deviance", "_deviance"),
+    )
     model_name = "Federated regression"
     method_name = ""
     _unit = "entities"
+    _deviance = float("nan")
 
     @property
     def estimate(self) -> Estimate:
@@ -909,20 +954,12 @@ class CoefficientResults(Results[Any]):
 
     def _summary_left(self) -> list[tuple[str, str]]:
         """Labels and values of the estimate."""
-        est = self.estimate
-        return [
-            ("Dep. Variable", est.response),
-            ("Model", self.model_name),
-            *([("Method", self.method_name)] if self.method_name else []),
-            ("No. Observations", f"{est.nobs:,}"),
-            ("Df Model", f"{est.df_model:g}"),
-            ("R-squared", self._or_dash(lambda: self.rsquared)),
-            ("Log-Likelihood", self._or_dash(lambda: self.llf, 2)),
-            ("AIC", self._or_dash(lambda: self.aic, 2)),
-            ("BIC", self._or_dash(lambda: self.bic, 2)),
-            ("Covariance Type", "none" if est.cov is None else est.cov_type or "-"),
-            ("Converged", "yes" if est.converged else "NO"),
-        ]
+        return lines_of(self, self._SUMMARY)
+
+    @property
+    def _covariance_words(self) -> str:
+        """Covariance and what it rests on, for the summary."""
+        return "none" if self.estimate.cov is None else self.estimate.cov_type or "-"
 
     def _summary_right(self) -> list[tuple[str, str]]:
         """Labels and values of the federation."""
@@ -946,28 +983,19 @@ class CoefficientResults(Results[Any]):
         est, setting = self.estimate, getattr(self._ledger, "setting", "")
         if not self.converged:
             detail = est.convergence or "the iteration stopped before its tolerance"
-            yield Note(
-                "not_converged", f"NOT CONVERGED: {detail}; do not interpret these numbers", "critical"
-            )
+            yield NOTES.note("not_converged", detail=detail)
         if setting:
-            yield Note("setting", setting)
+            yield NOTES.note("setting", setting=setting)
         if est.cov is None:
-            yield Note(
-                "no_covariance", "No standard errors, tests and intervals: " + self._reason("cov_params")
-            )
+            yield NOTES.note("no_covariance", reason=self._reason("cov_params"))
         elif undetermined := [n for n, se in zip(est.names, self.bse, strict=True) if np.isnan(se)]:
-            yield Note(
-                "undetermined_errors",
-                f"The covariance does not determine a standard error (nan) of: {', '.join(undetermined)}. "
-                "Tests and intervals of the other coefficients are valid.",
-                "warning",
-            )
+            yield NOTES.note("undetermined_errors", names=undetermined)
         if est.llf is None:
-            yield Note("no_likelihood", "No log-likelihood, AIC and BIC: " + self._reason("llf"))
+            yield NOTES.note("no_likelihood", reason=self._reason("llf"))
         # A ledger of another engine may have none: what it lacks is no alarm.
         receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
         if receipt is not None and receipt.alarm:
-            yield Note("receipt", receipt.alarm, "warning")
+            yield NOTES.note("receipt", alarm=receipt.alarm)
         yield from super()._summary_notes()
 
     # -- behind the scenes -----------------------------------------------------------------------
@@ -1000,36 +1028,14 @@ class CoefficientResults(Results[Any]):
     def _reason(self, what: Statement) -> str:
         return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
 
-    def _glance(self) -> dict[str, float]:
-        """Columns of :meth:`glance`."""
-        return {
-            "nobs": self.nobs,
-            "n_sites": len(self._sites()),
-            "df_model": self.df_model,
-            "df_resid": self.df_resid,
-            "r_squared": self._or_nan(lambda: self.rsquared),
-            "logLik": self._or_nan(lambda: self.llf),
-            "AIC": self._or_nan(lambda: self.aic),
-            "BIC": self._or_nan(lambda: self.bic),
-            "deviance": float("nan"),
-        }
+    @property
+    def _n_sites(self) -> int:
+        return len(self._sites())
 
     def _sites(self) -> list[str]:
         """Names of the sites behind the fit."""
         blocks = self.estimate.blocks
         return [block.site for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.sites)))
-
-    def _or_nan(self, value: Callable[[], float]) -> float:
-        try:
-            return value()
-        except NotAvailableError:
-            return float("nan")
-
-    def _or_dash(self, value: Callable[[], float], digits: int = 4) -> str:
-        try:
-            return number(value(), digits)
-        except NotAvailableError:
-            return "-"
 
 
 def lr_test(full: CoefficientResults, restricted: CoefficientResults) -> LRTest:

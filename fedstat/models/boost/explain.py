@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import norm
 
-from fedstat.models.horizontal.results import MASKED
+from fedstat.models.horizontal.notes import MASKED
 
 # ----------------------------------------------------------------------------------------------------
 # Expected disclosure of boosting before the round, from its sums.

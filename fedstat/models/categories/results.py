@@ -19,9 +19,10 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
+from fedstat.inference.notes import Catalogue, Note, info, warning
 from fedstat.inference.plots import draw_bands
-from fedstat.inference.summary import WIDTH, Note, coefficient_sheet, made_from
-from fedstat.inference.tables import Sheet, exponentials, number
+from fedstat.inference.summary import WIDTH, coefficient_sheet, made_from
+from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
@@ -37,15 +38,18 @@ from fedstat.models.categories.protocol import (
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import HeldRows, check_choice
-from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
+from fedstat.models.horizontal.clusters import text_of
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.results import RowsBasis, rows_estimate
+from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
     SiteFitsResults,
     chi_squared,
+    clusters_line,
     quadratic,
     score_tests,
+    tests_line,
 )
 from fedstat.models.horizontal.variable_changes import changes_request
 from fedstat.models.margins import (
@@ -65,6 +69,23 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 10
 """Rows of the rarest category per coefficient of it."""
+NOTES = Catalogue(
+    {
+        "rare_category": warning(
+            "Category {category} has {ratio:.1f} rows for each coefficient. With fewer than {least}, "
+            "estimates are biased away from zero and intervals are unreliable."
+        ),
+        "reference": info(
+            "Coefficients compare a category with {category}; the ratio of the probabilities of two "
+            "categories is assumed not to depend on the others."
+        ),
+    }
+)
+
+
+def _ratio_line(result: CategoryResults) -> str:
+    lr, df = 2.0 * (result.llf - result.llnull), result.estimate.df_model
+    return chi_squared(lr, df, float(stats.chi2.sf(lr, df)))
 
 
 def proportional(fit: CategoryFit) -> Assumption:
@@ -518,8 +539,29 @@ class CategoryResults(SiteFitsResults):
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def _glance(self) -> dict[str, float]:
-        return super()._glance() | {"pseudo_r_squared": self.pseudo_rsquared()}
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Link", "_link_words", ""),
+        ("No. Observations", "nobs", ",d"),
+        weight_line("Freq. Weights", "freq_weights"),
+        OFFSET,
+        ("Df Model", "estimate.df_model", "g"),
+        ("Log-Likelihood", "llf", two_digits),
+        ("LL-Null", "llnull", two_digits),
+        ("LR Test", "", _ratio_line),
+        ("Pseudo R-squ.", "_pseudo_rsquared", number),
+        ("AIC", "aic", two_digits),
+        ("BIC", "bic", two_digits),
+        ("Covariance Type", "", clusters_line),
+        ("Tests", "", tests_line),
+        ("Converged", "converged", yes_or_no),
+    )
+    _GLANCE = (*SiteFitsResults._GLANCE, ("pseudo_r_squared", "_pseudo_rsquared"))
+
+    @property
+    def _pseudo_rsquared(self) -> float:
+        return self.pseudo_rsquared()
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         head, coefficients, *rest = super()._sheets(alpha)
@@ -537,30 +579,7 @@ class CategoryResults(SiteFitsResults):
         """Yield tables after that of the coefficients."""
         yield from ()
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        fit, est = self._record.fit, self.estimate
-        question = self.basis.agreement.question
-        lr = 2.0 * (self.llf - self.llnull)
-        clusters = "" if fit.clustering is None else f" {fit.clustering}"
-        return [
-            ("Dep. Variable", est.response),
-            ("Model", self.model_name),
-            ("Link", self._link_words()),
-            ("No. Observations", f"{est.nobs:,}"),
-            *([("Freq. Weights", question.weights["freq_weights"])] if question.weights else []),
-            *([("Offset", ", ".join(question.offsets))] if question.offsets else []),
-            ("Df Model", f"{est.df_model:g}"),
-            ("Log-Likelihood", number(self.llf, 2)),
-            ("LL-Null", number(self.llnull, 2)),
-            ("LR Test", chi_squared(lr, est.df_model, float(stats.chi2.sf(lr, est.df_model)))),
-            ("Pseudo R-squ.", number(self.pseudo_rsquared())),
-            ("AIC", number(self.aic, 2)),
-            ("BIC", number(self.bic, 2)),
-            ("Covariance Type", self.cov_type + clusters),
-            ("Tests", describe_tests(self.df_inference, est.df)),
-            ("Converged", "yes" if self.converged else "NO"),
-        ]
-
+    @property
     def _link_words(self) -> str:
         raise NotImplementedError
 
@@ -570,18 +589,14 @@ class CategoryResults(SiteFitsResults):
         rarest = int(fit.counts[1].argmin())
         least = fit.counts[1, rarest] / max(len(fit.design.names) - 1, 1)
         if least < FEW_ROWS:
-            yield Note(
-                "rare_category",
-                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With fewer "
-                f"than {FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
-                "warning",
-            )
+            category = repr(self.categories[rarest])
+            yield NOTES.note("rare_category", category=category, ratio=least, least=FEW_ROWS)
         if fit.clustering is not None:
             clustering, est = fit.clustering.of(shown(fit, fit.params)[1]), self.estimate
             remedy = text_of({"groups": clustering.groups, "correction": "CR2"})
             yield from clustering.notes(est.names, est.terms, remedy)
         for shared in fit.shared:
-            yield from shared.note(len(self.estimate.blocks), "clusters", TOO_SMALL, TWICE)
+            yield from shared.note(len(self.estimate.blocks), "clusters", TWICE_TOO_SMALL)
         yield from self._left_out_note()
         yield from self._assumptions()
         yield from self._masking_note()
@@ -770,6 +785,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", reco
         labels = ("threshold", "estimate", "std err", f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]")
         yield Sheet(labels, rows, "lrrrr", (WIDTH - 44, 10, 10, 10, 10))
 
+    @property
     def _link_words(self) -> str:
         return f"cumulative {self._record.fit.request.link}"
 
@@ -827,15 +843,12 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
         first = self.categories[0]
         return f"effect on the log odds against {first}", f"odds ratio against {first}", "Odds ratios"
 
+    @property
     def _link_words(self) -> str:
         return f"logit against {self.categories[0]}"
 
     def _assumptions(self) -> Iterator[Note]:
-        yield Note(
-            "reference",
-            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities of "
-            "two categories is assumed not to depend on the others.",
-        )
+        yield NOTES.note("reference", category=repr(self.categories[0]))
 
 
 class ProportionalOddsTest(AssumptionTest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -11,16 +12,17 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate, check_alpha
-from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import WIDTH, CoefficientBlock, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
-from fedstat.inference.tables import Sheet, exponentials, number
+from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.cox.baseline import BaselineHazard, known_hazard
 from fedstat.models.cox.common_baseline import CommonFit
@@ -38,16 +40,19 @@ from fedstat.models.cox.protocol import (
 )
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, text_of
+from fedstat.models.horizontal.clusters import text_of
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.prediction import held_rows
-from fedstat.models.horizontal.results import RowsBasis
+from fedstat.models.horizontal.results import RowsBasis, weight_line
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
     SiteFitsResults,
     chi_squared,
+    clusters_line,
     quadratic,
     score_tests,
+    tests_line,
 )
 from fedstat.models.results import EstimateRecord
 from fedstat.spline_names import short_names
@@ -79,6 +84,53 @@ ASSUMPTIONS = {
 """Assumptions that are tested with the fit, by the kind of their notes."""
 FEW_INTERVALS, MOST_ENDS = 20, 8
 TIES = {"efron": "Efron", "breslow": "Breslow"}
+
+
+MERGED = (
+    "{requested} intervals of time to {count}, so that none has few rows; their ends are {ends}. With few "
+    "intervals hazard ratios are biased towards one, most of all with ties='breslow'. Use fewer columns, or "
+    "{remedy}"
+)
+BY_SITE = Remedy("fit(baseline='site')", "{arguments}, which needs no intervals.")
+NOTES = Catalogue(
+    {
+        "few_events": warning(
+            "There are {ratio:.1f} events for each coefficient. With fewer than {least}, estimates are "
+            "biased away from zero and intervals are unreliable."
+        ),
+        "independent_rows": info(
+            "Likelihood ratio and score test suppose independent rows. The Wald test allows for clusters by "
+            "'{groups}'."
+        ),
+        "censoring": info(
+            "Censoring is assumed to be independent of the time of the event, given the columns."
+        ),
+        "merged_intervals": info(f"The sites merged {MERGED}", BY_SITE),
+        "merged_intervals/few": critical(
+            f"CONFIDENCE INTERVALS MAY BE WRONG: the sites merged {MERGED}", BY_SITE
+        ),
+        "strata_without_events": info("Strata without events do not count: {strata}."),
+        "common_baseline": info("Times count as the end of their interval."),
+    }
+)
+
+
+def _baseline_words(fit: CoxFit) -> str:
+    if fit.common is None:
+        return "one for each site" + (" and stratum" if fit.request.strata else "")
+    plural = "s" if len(fit.common.edges) > 1 else ""
+    each = ", one for each stratum" if fit.request.strata else ""
+    return f"common, {len(fit.common.edges)} interval{plural}{each}"
+
+
+def _test_line(name: str, result: CoxResults) -> str:
+    tests = result.global_tests()
+    return chi_squared(*tests.loc[name]) if name in tests.index else ""
+
+
+def _concordance_line(result: CoxResults) -> str:
+    by_site = " by site" if result._fit.common else ""
+    return f"{result.concordance:.3f} (se {result.concordance_se:.3f}){by_site}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -536,12 +588,34 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     def _effect_words(self) -> tuple[str, str, str]:
         return "effect on the log hazard", "hazard ratio", "Hazard ratios"
 
-    def _glance(self) -> dict[str, float]:
-        return super()._glance() | {
-            "events": self.events,
-            "concordance": self.concordance,
-            "concordance_se": self.concordance_se,
-        }
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Baseline Hazard", "_fit", _baseline_words),
+        ("Strata", "_fit.request.strata", ", ".join),
+        ("Ties", "_fit.request.ties", TIES.__getitem__),
+        ("No. Observations", "nobs", ",d"),
+        ("Events", "events", ",d"),
+        weight_line("Freq. Weights", "freq_weights"),
+        weight_line("Case Weights", "var_weights"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("Log-Likelihood", "llf", two_digits),
+        ("LL-Null", "llnull", two_digits),
+        ("LR Test", "", partial(_test_line, "likelihood ratio")),
+        ("Wald Test", "", partial(_test_line, "Wald")),
+        ("Score Test", "", partial(_test_line, "score")),
+        ("Concordance", "", _concordance_line),
+        ("AIC", "aic", two_digits),
+        ("Covariance Type", "", clusters_line),
+        ("Tests", "", tests_line),
+        ("Converged", "converged", yes_or_no),
+    )
+    _GLANCE = (
+        *SiteFitsResults._GLANCE,
+        ("events", "events"),
+        ("concordance", "concordance"),
+        ("concordance_se", "concordance_se"),
+    )
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         sheets = list(super()._sheets(alpha))
@@ -561,66 +635,23 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         width = 14
         return Sheet(labels, rows, "lrrrr", (WIDTH - 4 * (width + 1), *[width] * 4))
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        fit, est, tests = self._record.fit, self.estimate, self.global_tests().T.to_dict()
-        groups = [("Strata", ", ".join(fit.request.strata))] if fit.request.strata else []
-        clustering = (fit.common or fit).clustering
-        clusters = "" if clustering is None else f" {clustering}"
-        weights = self.basis.agreement.question.weights
-        return [
-            ("Dep. Variable", est.response),
-            ("Model", self.model_name),
-            ("Baseline Hazard", _baseline_words(fit)),
-            *groups,
-            ("Ties", TIES[fit.request.ties]),
-            ("No. Observations", f"{est.nobs:,}"),
-            ("Events", f"{fit.events:,}"),
-            *([("Freq. Weights", weights["freq_weights"])] if "freq_weights" in weights else []),
-            *([("Case Weights", weights["var_weights"])] if "var_weights" in weights else []),
-            ("Df Model", f"{est.df_model:g}"),
-            ("Log-Likelihood", number(self.llf, 2)),
-            ("LL-Null", number(self.llnull, 2)),
-            ("LR Test", chi_squared(*tests["likelihood ratio"].values())),
-            ("Wald Test", chi_squared(*tests["Wald"].values())),
-            *([("Score Test", chi_squared(*tests["score"].values()))] if "score" in tests else []),
-            (
-                "Concordance",
-                f"{self.concordance:.3f} (se {self.concordance_se:.3f})" + (" by site" if fit.common else ""),
-            ),
-            ("AIC", number(self.aic, 2)),
-            ("Covariance Type", self.cov_type + clusters),
-            ("Tests", describe_tests(self.df_inference, self.estimate.df)),
-            ("Converged", "yes" if self.converged else "NO"),
-        ]
-
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         fit = self._record.fit
         if fit.events < FEW_EVENTS * len(fit.design.names):
-            yield Note(
-                "few_events",
-                f"There are {fit.events / len(fit.design.names):.1f} events for each coefficient. With fewer "
-                f"than {FEW_EVENTS}, estimates are biased away from zero and intervals are unreliable.",
-                "warning",
-            )
+            ratio = fit.events / len(fit.design.names)
+            yield NOTES.note("few_events", ratio=ratio, least=FEW_EVENTS)
         clustering = (fit.common or fit).clustering
         if clustering is not None:
             est = self.estimate
             yield from clustering.notes(est.names, est.terms, text_of({"correction": "CR2"}))
             for shared in fit.shared:
-                yield from shared.note(len(est.blocks), "clusters", TOO_SMALL, TWICE)
-            yield Note(
-                "independent_rows",
-                "Likelihood ratio and score test suppose independent rows. The Wald test allows for clusters "
-                f"by '{clustering.groups}'.",
-            )
+                yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
+            yield NOTES.note("independent_rows", groups=clustering.groups)
         if fit.common is not None:
             yield from _common_notes(fit.common)
         yield from self._left_out_note()
-        yield Note(
-            "censoring",
-            "Censoring is assumed to be independent of the time of the event, given the columns.",
-        )
+        yield NOTES.note("censoring")
         yield from self._masking_note()
         empty = fit.common is None and any(own.problem == NO_EVENTS for own in fit.local)
         yield from self._own_fits_note(", except those of a site without events" if empty else "")
@@ -628,32 +659,17 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             yield from self._difference_note()
 
 
-def _baseline_words(fit: CoxFit) -> str:
-    if fit.common is None:
-        return "one for each site" + (" and stratum" if fit.request.strata else "")
-    plural = "s" if len(fit.common.edges) > 1 else ""
-    each = ", one for each stratum" if fit.request.strata else ""
-    return f"common, {len(fit.common.edges)} interval{plural}{each}"
-
-
 def _common_notes(common: CommonFit) -> Iterator[Note]:
     J, requested = len(common.edges), common.requested
     if requested > J:
-        yield Note(
-            "merged_intervals",
-            ("CONFIDENCE INTERVALS MAY BE WRONG: the sites" if J < FEW_INTERVALS else "The sites")
-            + f" merged {requested} intervals of time to {J}, so that none has few rows; their ends are "
-            f"{format_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
-            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
-            "intervals.",
-            "critical" if J < FEW_INTERVALS else "info",
-        )
+        kind = "merged_intervals/few" if J < FEW_INTERVALS else "merged_intervals"
+        yield NOTES.note(kind, requested=requested, count=J, ends=format_list(common.edges))
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
     combinations = product(*common.request.stratum_levels)
     empty = [":".join(map(str, one)) for one, d in zip(combinations, by_stratum, strict=True) if d == 0.0]
     if empty:
-        yield Note("strata_without_events", f"Strata without events do not count: {', '.join(empty)}.")
-    yield Note("common_baseline", "Times count as the end of their interval.")
+        yield NOTES.note("strata_without_events", strata=empty)
+    yield NOTES.note("common_baseline")
 
 
 def format_list(edges: Floats) -> str:

@@ -33,7 +33,7 @@ from fedstat.models.checks import check_choice, check_level, check_positive
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.descriptive.protocol import SurvivalTable
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.results import MASKED
+from fedstat.models.horizontal.notes import MASKED
 from fedstat.models.results import Results
 from fedstat.typing import Floats
 

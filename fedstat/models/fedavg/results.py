@@ -11,12 +11,13 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.notes import Catalogue, Note, critical, info
 from fedstat.inference.plots import plot_loss
-from fedstat.inference.summary import Note
-from fedstat.inference.tables import number
+from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.fedavg.protocol import FedAvgFit, unbounded
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.horizontal.notes import MASKED
+from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults, rows_estimate
 from fedstat.models.results import CoefficientResults
 
 if TYPE_CHECKING:
@@ -38,6 +39,34 @@ LABELS = {
     "mu": "mu",
     "gamma": "gamma",
 }
+NOTES = Catalogue(
+    {
+        "point_estimates": critical("POINT ESTIMATES ONLY"),
+        "masked": info(f"Updates and sums were masked over {{sites}} sites: {MASKED.format('')}"),
+        "different_draws": info(
+            "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
+            "differ by one site come near to that site's part. With fraction=1 none do."
+        ),
+        "no_maximum": info(
+            "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC."
+        ),
+        "left_out": info("{n:,} rows that lack one of the model's columns were left out."),
+        "distance": info(
+            "Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
+            "{size} standard errors in '{term}', the largest."
+        ),
+        "fair_criterion": info(
+            "{model} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's mean loss: sites "
+            "count equally, with any number of rows, and those with a high loss count more. It leads to the "
+            "maximum of the likelihood only if sites do not differ."
+        ),
+        "equal_average": info(
+            "{model} averages sites with equal weights: if all of them take part in each round, it minimizes "
+            "the sum of their mean losses, and leads to the maximum of the likelihood only if sites have as "
+            "many rows or do not differ."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -183,14 +212,19 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        spec = self.distribution
-        dropped = ("R-squared", "AIC", "BIC", "Covariance Type")
-        rows = [row for row in super()._summary_left() if row[0] not in dropped]
-        # Distribution and link are placed as in a summary of GLM results.
-        at = next(i for i, (label, _) in enumerate(rows) if label == "No. Observations")
-        rows[at:at] = [("Model Family", spec.name), ("Link Function", spec.link)]
-        return [*rows[:-1], ("Deviance", number(self.deviance)), ("Seed", str(self.seed)), rows[-1]]
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Method", "method_name", ""),
+        ("Model Family", "distribution.name", ""),
+        ("Link Function", "distribution.link", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("Log-Likelihood", "llf", two_digits),
+        ("Deviance", "deviance", number),
+        ("Seed", "seed", ""),
+        ("Converged", "converged", yes_or_no),
+    )
 
     def _summary_right(self) -> list[tuple[str, str]]:
         options, rows = self._fit.options, super()._summary_right()
@@ -211,26 +245,17 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         if self.converged:
-            yield Note("point_estimates", "POINT ESTIMATES ONLY", "critical")
+            yield NOTES.note("point_estimates")
         yield from self.basis.repeated_note
         yield from _distance_notes(self.model_name, self._fit)
         if self._fit.masked:
-            over = f"Updates and sums were masked over {len(self.estimate.blocks)} sites: "
-            yield Note("masked", over + MASKED.format(""))
+            yield NOTES.note("masked", sites=len(self.estimate.blocks))
         if self._fit.masked and self._fit.options.fraction < 1.0:
-            yield Note(
-                "different_draws",
-                "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
-                "differ by one site come near to that site's part. With fraction=1 none do.",
-            )
+            yield NOTES.note("different_draws")
         if self.estimate.llf is not None:
-            yield Note(
-                "no_maximum",
-                "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.",
-            )
+            yield NOTES.note("no_maximum")
         if left_out := self.basis.left_out:
-            text = "{n:,} rows that lack one of the model's columns were left out."
-            yield Note("left_out", text, values={"n": left_out})
+            yield NOTES.note("left_out", n=left_out)
 
 
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
@@ -278,22 +303,8 @@ def _distance_notes(name: str, fit: FedAvgFit) -> Iterator[Note]:
     distance = np.abs(fit.distance)
     if np.isfinite(distance).all():
         worst = fit.design.names[int(distance.argmax())]
-        yield Note(
-            "distance",
-            f"Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
-            f"{_size(distance.max())} standard errors in '{worst}', the largest.",
-        )
+        yield NOTES.note("distance", size=_size(distance.max()), term=worst)
     if fit.rule.fair is not None:
-        yield Note(
-            "fair_criterion",
-            f"{name} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's mean loss: sites "
-            "count equally, with any number of rows, and those with a high loss count more. It leads to "
-            "the maximum of the likelihood only if sites do not differ.",
-        )
+        yield NOTES.note("fair_criterion", model=name)
     if fit.rule.each_once:
-        yield Note(
-            "equal_average",
-            f"{name} averages sites with equal weights: if all of them take part in each round, it minimizes "
-            "the sum of their mean losses, and leads to the maximum of the likelihood only if sites have "
-            "as many rows or do not differ.",
-        )
+        yield NOTES.note("equal_average", model=name)

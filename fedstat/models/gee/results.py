@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
 from fedstat.inference.homogeneity_tests import welch_test
-from fedstat.inference.summary import Note
-from fedstat.inference.tables import number
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
 from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
 from fedstat.models.glm.separation import check_rank
-from fedstat.models.horizontal.clusters import TOO_SMALL, TWICE, describe_tests, other_model
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.notes import OTHER_MODEL, TOO_SMALL, TWICE
 from fedstat.models.horizontal.prediction import GLMPrediction
-from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults, rows_estimate
-from fedstat.models.horizontal.site_results import SiteFitsResults
+from fedstat.models.horizontal.results import (
+    OFFSET,
+    RowsBasis,
+    RowsRecord,
+    RowsResults,
+    rows_estimate,
+    weight_line,
+)
+from fedstat.models.horizontal.site_results import SiteFitsResults, tests_line
 from fedstat.models.margins import MarginalEffects
 
 if TYPE_CHECKING:
@@ -36,6 +44,37 @@ if TYPE_CHECKING:
 FORMAT = "fedstat gee results 1"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
 CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
+NOTES = Catalogue(
+    {
+        "naive": warning("Standard errors suppose that the working correlation is the true one."),
+        "spacing": info("Successive rows by '{time}' are taken as equally spaced, also across missing ones."),
+        "correlation": warning(
+            "The estimate of the working correlation, {wanted}, is outside its range, about {low} to {high} "
+            "for clusters of these sizes; the fit has {rho}. {remedy}.",
+            Remedy(
+                "FederatedGEE.from_formula(..., cov_struct='independence').fit()",
+                "Compare with cov_struct='independence'",
+            ),
+        ),
+        "marginal": info(
+            "Coefficients compare averages over all clusters of '{groups}'. They are not within-cluster "
+            "effects."
+        ),
+    }
+)
+
+
+def _structure_line(result: GEEResults) -> str:
+    request = result._fit.request
+    return f"{request.structure} by {request.time}" if request.time else request.structure
+
+
+def _correlation_line(result: GEEResults) -> str:
+    return "" if result._fit.request.structure == "independence" else number(result._fit.rho)
+
+
+def _clusters_line(result: GEEResults) -> str:
+    return f"{result.clusters:,} ({result._fit.request.groups})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -266,44 +305,38 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def _glance(self) -> dict[str, float]:
-        criteria = self.qic()
-        return super()._glance() | {
-            "clusters": self.clusters,
-            "dep_params": self.dep_params,
-            "dispersion": self.scale,
-            "QIC": float(criteria["QIC"]),
-            "QICu": float(criteria["QICu"]),
-        }
+    @property
+    def _criteria(self) -> SimpleNamespace:
+        return SimpleNamespace(**self.qic())
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        fit, est, criteria = self._record.fit, self.estimate, self.qic()
-        question, request = self.basis.agreement.question, fit.request
-        roles = [("Offset", ", ".join(question.offsets))] if question.offsets else []
-        roles += [
-            (label, question.weights[role])
-            for role, label in (("exposure", "Exposure"), ("var_weights", "Weights"))
-            if role in question.weights
-        ]
-        order = f" by {request.time}" if request.time else ""
-        return [
-            ("Dep. Variable", est.response),
-            ("Model", self.model_name),
-            ("Model Family", self.distribution.name),
-            ("Link Function", self.distribution.link),
-            ("Working Corr.", f"{request.structure}{order}"),
-            *([] if request.structure == "independence" else [("Correlation", number(fit.rho))]),
-            ("No. Observations", f"{est.nobs:,}"),
-            ("No. Clusters", f"{fit.clusters:,} ({request.groups})"),
-            ("Mean Size", number(est.nobs / fit.clusters, 3)),
-            *roles,
-            ("Scale", number(self.scale)),
-            ("QIC", number(float(criteria["QIC"]), 2)),
-            ("QICu", number(float(criteria["QICu"]), 2)),
-            ("Covariance Type", CORRECTED.get(est.cov_type, est.cov_type)),
-            ("Tests", describe_tests(self.df_inference, est.df)),
-            ("Converged", "yes" if est.converged else "NO"),
-        ]
+    _GLANCE = (
+        *RowsResults._GLANCE,
+        ("clusters", "clusters"),
+        ("dep_params", "dep_params"),
+        ("dispersion", "scale"),
+        ("QIC", "_criteria.QIC"),
+        ("QICu", "_criteria.QICu"),
+    )
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Model Family", "distribution.name", ""),
+        ("Link Function", "distribution.link", ""),
+        ("Working Corr.", "", _structure_line),
+        ("Correlation", "", _correlation_line),
+        ("No. Observations", "nobs", ",d"),
+        ("No. Clusters", "", _clusters_line),
+        ("Mean Size", "", lambda result: number(result.nobs / result.clusters, 3)),
+        OFFSET,
+        weight_line("Exposure", "exposure"),
+        weight_line("Weights", "var_weights"),
+        ("Scale", "scale", number),
+        ("QIC", "_criteria.QIC", two_digits),
+        ("QICu", "_criteria.QICu", two_digits),
+        ("Covariance Type", "cov_type", lambda cov_type: CORRECTED.get(cov_type, cov_type)),
+        ("Tests", "", tests_line),
+        ("Converged", "converged", yes_or_no),
+    )
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
@@ -312,35 +345,21 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             est = self.estimate
             yield from fit.clustering.notes(est.names, est.terms, "cov_type='kauermann_carroll'")
         else:
-            yield Note(
-                "naive", "Standard errors suppose that the working correlation is the true one.", "warning"
-            )
+            yield NOTES.note("naive")
         yield from self._left_out_note(
             " Estimating equations suppose that this does not depend on earlier responses."
         )
         if fit.request.structure == "ar1":
-            yield Note(
-                "spacing",
-                f"Successive rows by '{fit.request.time}' are taken as equally spaced, also across "
-                "missing ones.",
-            )
+            yield NOTES.note("spacing", time=fit.request.time)
         if fit.outside is not None:
-            wanted, low, high = fit.outside.tolist()
-            yield Note(
-                "correlation",
-                f"The estimate of the working correlation, {number(wanted, 3)}, is outside its range, about "
-                f"{number(low, 3)} to {number(high, 3)} for clusters of these sizes; the fit has "
-                f"{number(fit.rho, 3)}. Compare with cov_struct='independence'.",
-                "warning",
-            )
-        yield Note(
-            "marginal",
-            f"Coefficients compare averages over all clusters of '{fit.request.groups}'. They are not "
-            "within-cluster effects.",
-        )
+            wanted, low, high = (number(value, 3) for value in fit.outside.tolist())
+            yield NOTES.note("correlation", wanted=wanted, low=low, high=high, rho=number(fit.rho, 3))
+        yield NOTES.note("marginal", groups=fit.request.groups)
+        model = "FederatedOLS" if fit.distribution.least_squares else "FederatedGLM"
         for shared in fit.shared:
-            remedy = f"{other_model(shared.groups, fit.distribution.least_squares)}; or {TWICE}"
-            yield from shared.note(len(self.estimate.blocks), "clusters", TOO_SMALL, remedy)
+            yield from shared.note(
+                len(self.estimate.blocks), "clusters", TOO_SMALL, OTHER_MODEL, model=model, or_else=TWICE
+            )
         yield from self._masking_note()
         yield from self._own_fits_note()
         yield from self._difference_note()

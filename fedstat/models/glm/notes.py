@@ -7,15 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.summary import Note
-from fedstat.inference.tables import number, show_probability
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import DASH, Lines
+from fedstat.inference.tables import number, show_probability, two_digits
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.post_fit import bootstrap_obstacle
 from fedstat.models.glm.statistics import GLMStatements
-from fedstat.models.horizontal.clusters import Clustering, describe_tests, text_of
-from fedstat.models.horizontal.site_results import DIFFER
+from fedstat.models.horizontal.clusters import Clustering, text_of
+from fedstat.models.horizontal.results import OFFSET, weight_line
+from fedstat.models.horizontal.site_results import DIFFER, tests_line
 
 FEW_ROWS = 250
 """Rows below which HC0 and HC1 are too small (Long and Ervin 2000)."""
@@ -23,16 +26,79 @@ FEW_ROWS = 250
 LEAST_EXCESS = 0.2
 """Excess of Pearson's statistic per degree of freedom below which standard errors are 10 % off at most."""
 
-OTHER_MODELS = {
-    "Poisson": 'family NegativeBinomial() and dispersion="ml", ',
-    "NegativeBinomial": 'dispersion="ml", ',
-}
 Z95 = 1.959964
+AVERAGES = {
+    True: "Such a coefficient is an average over sites, and need not be that of any",
+    False: "No single coefficient is shown to differ, and each is an average over sites",
+}
+"""By whether Cochran's Q names a coefficient."""
+ROBUST = Remedy('fit(cov_type="HC1")', 'Fit again with {arguments}, or scale="X2" (a quasi-likelihood).')
+OTHER_MODELS = {
+    "Poisson": Remedy(
+        'FederatedGLM.from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion="ml")',
+        'Fit again with family NegativeBinomial() and dispersion="ml", cov_type="HC1", or scale="X2" (a '
+        "quasi-likelihood).",
+    ),
+    "NegativeBinomial": Remedy(
+        'fit(dispersion="ml")',
+        'Fit again with {arguments}, cov_type="HC1", or scale="X2" (a quasi-likelihood).',
+    ),
+}
+"""Remedies of overdispersion by family; :data:`ROBUST` for others."""
+BOOTSTRAP = Remedy("wild_cluster_bootstrap()", ": {call} tests with the sites as clusters")
+TESTS = "AIC, BIC, likelihood ratio and score tests (that of equal coefficients among them)"
+VARIES = "The response varies {ratio:.2f} times as much as {family} with dispersion {scale:g} allows. "
+NOTES = Catalogue(
+    {
+        "overdispersed": critical(
+            "OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}; standard errors are about {factor:.1f} times "
+            "too small"
+        ),
+        "rounds": warning(
+            "The estimate stops after {steps} from the mean of the sites' own fits, short of the maximum of "
+            "the likelihood: the next step would be {next} standard errors long."
+        ),
+        "heterogeneity/not_compared": info("The sites are not compared: {reason}"),
+        "heterogeneity/flagged": info(
+            "The sites differ by Cochran's Q, though not by the test of all coefficients.{large} "
+            f"{AVERAGES[True]}; see .heterogeneity."
+        ),
+        "heterogeneity": info(
+            "The sites differ: {test} {joint}, p {p}; {percent:.0f} % of the variation between sites exceeds "
+            "sampling error (I2).{large}{variances} {average}; see .heterogeneity."
+        ),
+        "alpha": info(
+            "Alpha was estimated by maximum likelihood (standard error {std_error}), which the standard "
+            "errors of the coefficients account for."
+        ),
+        "overdispersion": warning(
+            VARIES
+            + f"Intervals of nominal 95 % then cover about {{covered:.0f}} %, and {TESTS} find too much. "
+            "{remedy}",
+        ),
+        "overdispersion/allowed": warning(VARIES + f"These standard errors allow for it; {TESTS} do not."),
+        "likelihood": info("The log-likelihood is Tweedie's extended quasi-likelihood."),
+        "likelihood/survey": info(
+            "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
+            "no meaning."
+        ),
+        "clusters": info("Standard errors are for clusters by '{clusters}'{strata}.{own}"),
+        "small_sample": warning(
+            "{cov_type} errors are too small with fewer than {least} rows: {remedy}.",
+            Remedy("fit(cov_type='HC3')", "use {arguments}"),
+        ),
+        "firth": info(
+            "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such columns "
+            "normal intervals and tests are unreliable: report their sign and order of size only."
+        ),
+        "no_constant": info(
+            "R-squared refers to zero instead of the mean, because no columns span a constant."
+        ),
+    }
+)
 
 REACHED = 1e-8
 """Newton's step, in standard errors, at which a fit of a given number of rounds is at the maximum."""
-
-ROLES = {"exposure": "Exposure", "freq_weights": "Freq. Weights", "var_weights": "Var. Weights"}
 
 
 def show_count(value: float) -> str:
@@ -50,83 +116,57 @@ def reached(fit: GLMFit) -> bool:
     return fit.trace[-1].step < REACHED
 
 
-# -- lines ---------------------------------------------------------------------------------------
+# -- lines of the summary --------------------------------------------------------------------------
 
 
-def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
-    """Labels and values of the estimate."""
-    est, fit = result.estimate, result._fit
-    converged = "not sought" if fit.rounds is not None and not reached(fit) else "yes"
-    return [
-        *_model_lines(result),
-        ("No. Observations", f"{est.nobs:,}"),
-        *_event_lines(result),
-        *role_lines(result),
-        ("Df Residuals", show_count(result.df_resid)),
-        ("Df Model", f"{est.df_model:g}"),
-        ("Scale", number(result.scale)),
-        ("Deviance", number(result.deviance)),
-        ("Pearson chi2", number(result.pearson_chi2)),
-        ("Pseudo R2 (CS)", result._or_dash(lambda: round(result.pseudo_rsquared(), 12) + 0.0)),
-        ("Log-Likelihood", result._or_dash(lambda: result.llf, 2)),
-        ("AIC", result._or_dash(lambda: result.aic, 2)),
-        ("BIC", result._or_dash(lambda: result.bic, 2)),
-        ("Covariance Type", covariance_line(result)),
-        ("Tests", tests_line(result)),
-        ("Converged", converged if est.converged else "NO"),
-    ]
+def _link_line(spec: DistributionSpec) -> str:
+    return spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
 
 
-def _model_lines(result: GLMStatements) -> list[tuple[str, str]]:
-    fit, spec = result._fit, result.distribution
-    link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
-    power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
+def _alpha_line(result: GLMStatements) -> str:
     how = "estimated" if result.overdispersion is not None else "given"
-    alpha = [] if spec.alpha is None else [("Alpha", f"{number(spec.alpha)} ({how})")]
-    method = "Newton's method on site sums"
-    if result.basis.method == "firth":
-        method = "Firth's penalized likelihood"
-    if fit.rounds is not None:
-        method = f"{fit.rounds} Newton step{'s' * (fit.rounds > 1)} on site sums"
-    return [
-        ("Dep. Variable", result.estimate.response),
-        ("Model", result.model_name),
-        ("Model Family", spec.name),
-        *power,
-        *alpha,
-        ("Link Function", link),
-        ("Method", method),
-    ]
+    alpha = result.distribution.alpha
+    return "" if alpha is None else f"{number(alpha)} ({how})"
 
 
-def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
+def _method_line(result: GLMStatements) -> str:
+    if (rounds := result._fit.rounds) is not None:
+        return f"{rounds} Newton step{'s' * (rounds > 1)} on site sums"
+    return (
+        "Firth's penalized likelihood" if result.basis.method == "firth" else "Newton's method on site sums"
+    )
+
+
+def _converged_line(result: GLMStatements) -> str:
+    fit = result._fit
+    return "NO" if not result.converged else "yes" if fit.rounds is None or reached(fit) else "not sought"
+
+
+def _pseudo_line(result: GLMStatements) -> str:
+    try:
+        return number(round(result.pseudo_rsquared(), 12) + 0.0)
+    except NotAvailableError:
+        return DASH
+
+
+def _events_line(result: GLMStatements) -> str:
     """Share of events, known from the model without covariates; an offset hides it."""
     question, fit = result.basis.agreement.question, result._fit
     if result.distribution.name != "Binomial" or question.offsets or "exposure" in question.weights:
-        return []
+        return ""
     # Without an offset the null model is the share of events.
     share = float(result.family.link.inverse(np.array(fit.null)))
     events = share * fit.total.weight
     # Variance weights, and trials, make the sum of events no count of rows.
     counted = len(question.response_columns) == 1 and "var_weights" not in question.weights
     if counted and abs(events - round(events)) < 1e-6:
-        return [("Events", f"{round(events):,} ({100 * share:.1f} %)")]
-    return [("Events", f"{100 * share:.1f} %")]
+        return f"{round(events):,} ({100 * share:.1f} %)"
+    return f"{100 * share:.1f} %"
 
 
-def tests_line(result: GLMStatements) -> str:
-    """State the distribution of tests and intervals."""
-    return describe_tests(result.df_inference, result.estimate.df)
-
-
-def role_lines(result: GLMStatements) -> list[tuple[str, str]]:
-    """Name offset and weights."""
-    question = result.basis.agreement.question
-    lines = [("Offset", ", ".join(question.offsets))] if question.offsets else []
-    lines += [(ROLES[role], question.weights[role]) for role in ROLES if role in question.weights]
-    if "freq_weights" in question.weights:
-        lines.append(("Sum of Weights", show_count(result._fit.total.weight)))
-    return lines
+def _weight_line(result: GLMStatements) -> str:
+    weighted = "freq_weights" in result.basis.agreement.question.weights
+    return show_count(result._fit.total.weight) if weighted else ""
 
 
 def covariance_line(result: GLMStatements) -> str:
@@ -139,6 +179,59 @@ def covariance_line(result: GLMStatements) -> str:
     return f"{result.cov_type} ({basis.clusters}{within}{correction})"
 
 
+ROLES: Lines = (
+    OFFSET,
+    weight_line("Exposure", "exposure"),
+    weight_line("Freq. Weights", "freq_weights"),
+    weight_line("Var. Weights", "var_weights"),
+    ("Sum of Weights", "", _weight_line),
+)
+"""Offset and weights."""
+SUMMARY: Lines = (
+    ("Dep. Variable", "estimate.response", ""),
+    ("Model", "model_name", ""),
+    ("Model Family", "distribution.name", ""),
+    ("Variance Power", "distribution.var_power", "g"),
+    ("Alpha", "", _alpha_line),
+    ("Link Function", "distribution", _link_line),
+    ("Method", "", _method_line),
+    ("No. Observations", "nobs", ",d"),
+    ("Events", "", _events_line),
+    *ROLES,
+    ("Df Residuals", "df_resid", show_count),
+    ("Df Model", "estimate.df_model", "g"),
+    ("Scale", "scale", number),
+    ("Deviance", "deviance", number),
+    ("Pearson chi2", "pearson_chi2", number),
+    ("Pseudo R2 (CS)", "", _pseudo_line),
+    ("Log-Likelihood", "llf", two_digits),
+    ("AIC", "aic", two_digits),
+    ("BIC", "bic", two_digits),
+    ("Covariance Type", "", covariance_line),
+    ("Tests", "", tests_line),
+    ("Converged", "", _converged_line),
+)
+OLS_SUMMARY: Lines = (
+    ("Dep. Variable", "estimate.response", ""),
+    ("Model", "model_name", ""),
+    ("Method", "", lambda _: "Least Squares"),
+    ("No. Observations", "nobs", ",d"),
+    *ROLES,
+    ("Df Residuals", "df_resid", show_count),
+    ("Df Model", "df_model", "g"),
+    ("R-squared", "rsquared", number),
+    ("Adj. R-squared", "rsquared_adj", number),
+    ("F-statistic", "fvalue", number),
+    ("Prob (F)", "f_pvalue", number),
+    ("Scale", "scale", number),
+    ("Log-Likelihood", "llf", two_digits),
+    ("AIC", "aic", two_digits),
+    ("BIC", "bic", two_digits),
+    ("Covariance Type", "", covariance_line),
+    ("Tests", "", tests_line),
+)
+
+
 def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
     """Return heterogeneity, or None with the reason."""
     try:
@@ -147,59 +240,66 @@ def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
         return None, str(error)
 
 
-# -- sentences -----------------------------------------------------------------------------------
+# -- notes ---------------------------------------------------------------------------------------
 
 
 def fit_notes(result: GLMStatements) -> Iterator[Note]:
     """State the limits of the fit, what sites differ in, and what was released."""
-    if alarm := excess_alarm(result):
-        yield Note("overdispersed", alarm, "critical")
+    ratio = excess(result)
+    if ratio and result.cov_type == "nonrobust":
+        yield NOTES.note("overdispersed", ratio=ratio, factor=np.sqrt(ratio))
     yield from few_clusters(result)
     yield from result._left_out_note()
     yield from result._masking_note()
     yield from result._own_fits_note()
-    for kind, part in PARTS.items():
-        if text := part(result):
-            yield Note(kind, text, "warning" if kind in WARNINGS else "info")
+    yield from _rounds_note(result._fit)
+    yield from _sites_note(result)
+    if result.overdispersion is not None:
+        yield NOTES.note("alpha", std_error=number(result.overdispersion.std_error))
+    if ratio:
+        yield _excess_note(result, ratio)
+    if result.cov_type == "survey" and result.estimate.llf is not None:
+        yield NOTES.note("likelihood/survey")
+    elif result.distribution.eql:
+        yield NOTES.note("likelihood")
+    yield from _cluster_note(result)
+    if result.cov_type in ("HC0", "HC1") and result.nobs < FEW_ROWS:
+        yield NOTES.note("small_sample", cov_type=result.cov_type, least=FEW_ROWS)
+    if result.basis.method == "firth":
+        yield NOTES.note("firth")
 
 
-def _rounds_note(result: GLMStatements) -> str:
-    fit = result._fit
-    if fit.rounds is None or reached(fit):
-        return ""
-    steps = "one Newton step" if fit.rounds == 1 else f"{fit.rounds} Newton steps"
-    return (
-        f"The estimate stops after {steps} from the mean of the sites' own fits, short of the maximum of the "
-        f"likelihood: the next step would be {number(fit.trace[-1].step)} standard errors long."
-    )
+def _rounds_note(fit: GLMFit) -> Iterator[Note]:
+    if fit.rounds is not None and not reached(fit):
+        steps = "one Newton step" if fit.rounds == 1 else f"{fit.rounds} Newton steps"
+        yield NOTES.note("rounds", steps=steps, next=number(fit.trace[-1].step))
 
 
-def _sites_note(result: GLMStatements) -> str:
+def _sites_note(result: GLMStatements) -> Iterator[Note]:
     compared, reason = compare_sites(result)
     if compared is None:
-        return "" if len(result._fit.local) == 1 else f"The sites are not compared: {reason}"
+        if len(result._fit.local) > 1:
+            yield NOTES.note("heterogeneity/not_compared", reason=reason)
+        return
     flagged, joint = compared.flagged, compared.joint
-    if result.basis.clusters is not None:  # it takes rows as independent, and weights as counts
-        return ""
+    differ = joint.pvalue < DIFFER
+    # The test takes rows as independent, and weights as counts.
+    if result.basis.clusters is not None or not (differ or flagged):
+        return
     large = f" I2 is large for {'; '.join(_spread(compared, name) for name in flagged)}." if flagged else ""
-    if joint.pvalue < DIFFER:
-        kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else result._joint_name
-        verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}; "
-        verdict += (
-            f"{100.0 * joint.excess:.0f} % of the variation between sites exceeds sampling error (I2).{large}"
-        )
-        if compared.one_dispersion:
-            verdict += " It also sees residual variances that differ."
-    elif flagged:
-        verdict = f"The sites differ by Cochran's Q, though not by the test of all coefficients.{large}"
-    else:
-        return ""
-    average = (
-        "Such a coefficient is an average over sites, and need not be that of any"
-        if flagged
-        else "No single coefficient is shown to differ, and each is an average over sites"
+    if not differ:
+        yield NOTES.note("heterogeneity/flagged", large=large)
+        return
+    yield NOTES.note(
+        "heterogeneity",
+        test="test of equal coefficients (own dispersions)" if joint.own_dispersions else result._joint_name,
+        joint=str(joint),
+        p=show_probability(joint.pvalue),
+        percent=100.0 * joint.excess,
+        large=large,
+        variances=" It also sees residual variances that differ." if compared.one_dispersion else "",
+        average=AVERAGES[bool(flagged)],
     )
-    return f"{verdict} {average}; see .heterogeneity."
 
 
 def _spread(compared: Heterogeneity, name: str) -> str:
@@ -207,16 +307,6 @@ def _spread(compared: Heterogeneity, name: str) -> str:
     estimate, tau2, share = compared.table.loc[[name], ["estimate", "tau2", "I2"]].to_numpy()[0].tolist()
     sizes = f"standard deviation {number(tau2**0.5)} between sites by REML, estimate {number(estimate)}"
     return f"{name} ({100.0 * share:.0f} %: {sizes})"
-
-
-def _alpha_note(result: GLMStatements) -> str:
-    if result.overdispersion is None:
-        return ""
-    return (
-        "Alpha was estimated by maximum likelihood (standard error "
-        f"{number(result.overdispersion.std_error)}), which the standard errors of the coefficients account "
-        "for."
-    )
 
 
 def excess(result: GLMStatements) -> float:
@@ -238,48 +328,22 @@ def excess(result: GLMStatements) -> float:
     return ratio if ratio > 1.0 + max(LEAST_EXCESS, 4.0 * chance) else 0.0
 
 
-def excess_alarm(result: GLMStatements) -> str:
-    """First line of a summary whose standard errors suppose less variance than there is."""
-    ratio = excess(result)
-    if not ratio or result.cov_type != "nonrobust":
-        return ""
-    factor = f"standard errors are about {np.sqrt(ratio):.1f} times too small"
-    return f"OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}; {factor}"
-
-
-def _excess_note(result: GLMStatements) -> str:
-    ratio, name = excess(result), result.distribution.name
-    if not ratio:
-        return ""
-    more = f"The response varies {ratio:.2f} times as much as {name} with dispersion {result.scale:g} allows."
-    tests = "AIC, BIC, likelihood ratio and score tests (that of equal coefficients among them)"
+def _excess_note(result: GLMStatements, ratio: float) -> Note:
+    name = result.distribution.name
+    values = {"ratio": ratio, "family": name, "scale": result.scale}
     if result.cov_type != "nonrobust":
-        return f"{more} These standard errors allow for it; {tests} do not."
+        return NOTES.note("overdispersion/allowed", **values)
     covered = 100.0 * (1.0 - 2.0 * stats.norm.sf(Z95 / np.sqrt(ratio)))
-    return (
-        f"{more} Intervals of nominal 95 % then cover about {covered:.0f} %, and {tests} find too much. Fit "
-        f'again with {OTHER_MODELS.get(name, "")}cov_type="HC1", or scale="X2" (a quasi-likelihood).'
-    )
+    return NOTES.note("overdispersion", covered=covered, remedy=OTHER_MODELS.get(name, ROBUST), **values)
 
 
-def _likelihood_note(result: GLMStatements) -> str:
-    if result.cov_type == "survey" and result.estimate.llf is not None:
-        return (
-            "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
-            "no meaning."
-        )
-    if result.distribution.eql:
-        return "The log-likelihood is Tweedie's extended quasi-likelihood."
-    return ""
-
-
-def _cluster_note(result: GLMStatements) -> str:
-    basis, K = result.basis, len(result._fit.local)
+def _cluster_note(result: GLMStatements) -> Iterator[Note]:
+    basis = result.basis
     if basis.clusters is None or basis.counts is None:
-        return ""
+        return
     strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""
-    own = "" if K == 1 else " The test of heterogeneity does not allow for them."
-    return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{own}"
+    own = "" if len(result._fit.local) == 1 else " The test of heterogeneity does not allow for them."
+    yield NOTES.note("clusters", clusters=basis.clusters, strata=strata, own=own)
 
 
 def few_clusters(result: GLMStatements) -> Iterator[Note]:
@@ -292,36 +356,6 @@ def few_clusters(result: GLMStatements) -> Iterator[Note]:
             basis.clusters, clusters, np.full(len(est.names), float(clusters - strata + 1)), "CR1"
         )
     if found is not None:
-        remedy = text_of({"groups": found.groups, "correction": "CR2"}) if basis.clustering else ""
+        argument = text_of({"groups": found.groups, "correction": "CR2"}) if basis.clustering else ""
         by_site = found.groups == basis.site_column and not bootstrap_obstacle(result)
-        instead = "wild_cluster_bootstrap() tests with the sites as clusters" if by_site else ""
-        yield from found.notes(est.names, est.terms, remedy, instead)
-
-
-def _small_sample_note(result: GLMStatements) -> str:
-    if result.cov_type not in ("HC0", "HC1") or result.nobs >= FEW_ROWS:
-        return ""
-    return f"{result.cov_type} errors are too small with fewer than {FEW_ROWS} rows: use cov_type='HC3'."
-
-
-def _firth_note(result: GLMStatements) -> str:
-    if result.basis.method != "firth":
-        return ""
-    return (
-        "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such columns normal "
-        "intervals and tests are unreliable: report their sign and order of size only."
-    )
-
-
-PARTS = {
-    "rounds": _rounds_note,
-    "heterogeneity": _sites_note,
-    "alpha": _alpha_note,
-    "overdispersion": _excess_note,
-    "likelihood": _likelihood_note,
-    "clusters": _cluster_note,
-    "small_sample": _small_sample_note,
-    "firth": _firth_note,
-}
-"""Notes by kind, in the order in which they are printed."""
-WARNINGS = frozenset({"rounds", "overdispersion", "small_sample"})
+        yield from found.notes(est.names, est.terms, argument, BOOTSTRAP if by_site else None)

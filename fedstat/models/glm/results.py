@@ -13,20 +13,11 @@ from fedstat.errors import NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
-from fedstat.inference.summary import Note
-from fedstat.inference.tables import number
+from fedstat.inference.notes import Note
 from fedstat.models.checks import HeldRows
 from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
-from fedstat.models.glm.notes import (
-    covariance_line,
-    estimate_lines,
-    fit_notes,
-    role_lines,
-    show_count,
-    show_number,
-    tests_line,
-)
+from fedstat.models.glm.notes import NOTES, OLS_SUMMARY, SUMMARY, fit_notes, show_number
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.post_fit import (
     ScoreTest,
@@ -357,8 +348,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             f"{show_number(est.nobs, 'row')} at {show_number(sites, 'site')}{state}; see .summary()>"
         )
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        return estimate_lines(self)
+    _SUMMARY = SUMMARY
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
@@ -489,40 +479,20 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
         found = super().get_prediction(frame)
         return GLMPrediction(found.linear, found.se_linear, found.family, found.test_distribution, self.scale)
 
-    def _glance(self) -> dict[str, float]:
-        own = {
-            "adj_r_squared": self.rsquared_adj,
-            "sigma": self.scale**0.5,
-            "statistic": self.fvalue,
-            "p_value": self.f_pvalue,
-        }
-        return super()._glance() | own
+    _SUMMARY = OLS_SUMMARY
+    _GLANCE = (
+        *GLMResults._GLANCE,
+        ("adj_r_squared", "rsquared_adj"),
+        ("sigma", "_sigma"),
+        ("statistic", "fvalue"),
+        ("p_value", "f_pvalue"),
+    )
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        return [
-            ("Dep. Variable", self.estimate.response),
-            ("Model", self.model_name),
-            ("Method", "Least Squares"),
-            ("No. Observations", f"{self.nobs:,}"),
-            *role_lines(self),
-            ("Df Residuals", show_count(self.df_resid)),
-            ("Df Model", f"{self.df_model:g}"),
-            ("R-squared", number(self.rsquared)),
-            ("Adj. R-squared", number(self.rsquared_adj)),
-            ("F-statistic", number(self.fvalue)),
-            ("Prob (F)", number(self.f_pvalue)),
-            ("Scale", number(self.scale)),
-            ("Log-Likelihood", number(self.llf, 2)),
-            ("AIC", number(self.aic, 2)),
-            ("BIC", number(self.bic, 2)),
-            ("Covariance Type", covariance_line(self)),
-            ("Tests", tests_line(self)),
-        ]
+    @property
+    def _sigma(self) -> float:
+        return self.scale**0.5
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         if not self.k_constant:
-            yield Note(
-                "no_constant",
-                "R-squared refers to zero instead of the mean, because no columns span a constant.",
-            )
+            yield NOTES.note("no_constant")

@@ -400,11 +400,10 @@ class GLMStatements(SiteFitsResults, RowsResults):
             conf_high=limits[1],
         )
 
-    def _glance(self) -> dict[str, float]:
-        own = {
-            "null_deviance": self.null_deviance,
-            "df_null": self.df_null,
-            "dispersion": self.scale,
-            "left_out": self.basis.left_out,
-        }
-        return super()._glance() | own
+    _GLANCE = (
+        *RowsResults._GLANCE,
+        ("null_deviance", "null_deviance"),
+        ("df_null", "df_null"),
+        ("dispersion", "scale"),
+        ("left_out", "basis.left_out"),
+    )

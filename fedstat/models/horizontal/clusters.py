@@ -18,16 +18,17 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import EstimationError, MessageError, Remedy
 from fedstat.federation.design.horizontal_steps import MOST_BUCKETS, LabelRequest
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import WorkingWeights
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import ArrayDeclaration, Reply, Request, aggregate, control
 from fedstat.inference.estimate import INTERCEPT
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Note
 from fedstat.inference.tables import number
 from fedstat.kernels.clusters import AT_ONE, Margins, corrected_sums
+from fedstat.models.horizontal.notes import CORRECTION, NOTES
 from fedstat.models.horizontal.rows import summed
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
@@ -230,12 +231,11 @@ class Clustering:
         return np.maximum(np.minimum(self.effective, float(self.count)) - 1.0, LEAST_DF)
 
     def notes(
-        self, names: Sequence[str], terms: Sequence[str], remedy: str, instead: str = ""
+        self, names: Sequence[str], terms: Sequence[str], argument: str, instead: Remedy | None = None
     ) -> Iterator[Note]:
         """Warn of few effective clusters.
 
-        `remedy` is an argument of ``fit`` that corrects, if one does, and `instead` names another test, if
-        there is one.
+        `argument` of ``fit`` corrects, if one does, and `instead` names another test, if there is one.
         """
         slopes = [k for k, term in enumerate(terms) if term != INTERCEPT] or list(range(len(terms)))
         few = FEW if self.corrected else FEW_UNCORRECTED
@@ -243,16 +243,21 @@ class Clustering:
         if not low:
             return
         worst = min(low, key=lambda k: float(self.effective[k]))
-        others = f" ({len(low)} coefficients have fewer than {few:.0f})" if len(low) > 1 else ""
-        what = "These standard errors are too small" + (f": use {remedy}" if remedy else "")
+        remedy, more = (CORRECTION, {"argument": argument}) if argument else (None, {})
+        problem = "These standard errors are too small"
         if self.corrected:
-            what = f"Below {FEW:.0f}, its interval and test are unreliable"
-            what += f": {instead}" if instead else ""
-        yield Note(
+            remedy, more = instead, {}
+            problem = f"Below {FEW:.0f}, its interval and test are unreliable"
+        yield NOTES.note(
             "few_clusters",
-            f"FEW CLUSTERS: '{names[worst]}' rests on {number(float(self.effective[worst]), 2)} effective "
-            f"clusters of {self.count:,} by '{self.groups}'{others}. {what}.",
-            "critical",
+            remedy=remedy,
+            term=names[worst],
+            effective=number(float(self.effective[worst]), 2),
+            clusters=self.count,
+            groups=self.groups,
+            others=f" ({len(low)} coefficients have fewer than {few:.0f})" if len(low) > 1 else "",
+            problem=problem,
+            **more,
         )
 
 
@@ -289,51 +294,24 @@ class SharedLabels:
             return 0
         return max(round(self.crowded - chance), 1)
 
-    def note(self, sites: int, what: str, effect: str, remedy: str) -> Iterator[Note]:
+    def note(
+        self, sites: int, what: str, effect: str, remedy: Remedy | None = None, **values: str
+    ) -> Iterator[Note]:
         """Say whether labels are at several of the `sites`.
 
         `what` are groups or clusters, `effect` what equal ones at two sites do, and `remedy` what to do.
         """
-        remedy = remedy[0].upper() + remedy[1:]
-        local = f"{what.capitalize()} by '{self.groups}' are local: equal labels at two sites are two {what}"
         if sites < 2:
             return
-        if not self.compared:
-            yield Note(
-                "local_groups",
-                f"{local}. Labels were not compared: a site has few of them, or no secret in common with the "
-                "others ('fedstat site seed').",
-            )
-        elif self.found and self.serial:
-            yield Note(
-                "local_groups",
-                f"{local}. They are numbers from one on at all sites, which were taken as those of different "
-                f"people; if equal numbers are one person, {effect} {remedy}",
-            )
+        if self.found and not self.serial:
+            values |= {"groups": self.groups, "what": what, "effect": effect}
+            yield NOTES.note("shared_labels", remedy=remedy, labels=self.found, **values)
         elif self.found:
-            yield Note(
-                "shared_labels",
-                f"ONE PERSON AT TWO SITES: about {self.found:,} labels of '{self.groups}' are at several "
-                f"sites, and each is several {what}: {effect} {remedy} If they are different people, make "
-                "labels unique.",
-                "critical",
-            )
+            values |= {"groups": self.groups, "what": what, "What": what.capitalize(), "effect": effect}
+            yield NOTES.note("local_groups/serial", remedy=remedy, **values)
         else:
-            yield Note("local_groups", f"{local}. Keyed hashes show none that is at several sites.")
-
-
-TOO_SMALL = "errors are too small."
-TWICE = "multiply them by 1.41, a bound for people at two sites each, or let one site hold all their rows."
-"""Bound of the root of a variance of sums a + b of two sites: (a + b)(a + b)' is at most 2 (aa' + bb')."""
-
-
-def other_model(groups: str, least_squares: bool) -> str:
-    """Name a fit that adds the scores of equal labels over sites."""
-    model = "FederatedOLS" if least_squares else "FederatedGLM"
-    return (
-        f"use {model}.from_formula(..., labels=['{groups}']).fit(cov_type='cluster', cov_kwds={{'groups': "
-        f"'{groups}'}}), which adds up the scores of equal labels, if each has min_count rows at a site"
-    )
+            kind = "local_groups" if self.compared else "local_groups/not_compared"
+            yield NOTES.note(kind, groups=self.groups, what=what, What=what.capitalize())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -17,13 +18,15 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.notes import Note
 from fedstat.inference.plots import draw_effect
-from fedstat.inference.summary import CoefficientBlock, Note
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.notes import NOTES
 from fedstat.models.horizontal.prediction import PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -34,10 +37,15 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
-MASKED = (
-    "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
-    "follow the protocol; the coordinator and some sites together learn the sum over the others."
-)
+
+
+OFFSET = ("Offset", "basis.agreement.question.offsets", ", ".join)
+"""Line of a summary with the offset."""
+
+
+def weight_line(label: str, role: str) -> tuple[str, str, Callable[[Any], str]]:
+    """Return the line of a summary that names the column of some weights."""
+    return label, "basis.agreement.question.weights", methodcaller("get", role, "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +77,7 @@ class RowsBasis:
     def repeated_note(self) -> Iterator[Note]:
         """Warn of keys that several sites have."""
         if self.repeated:
-            yield Note(
-                "shared_keys",
-                f"ONE PERSON AT TWO SITES: the keys of {self.repeated:,} rows are at another site as well. "
-                "Rows of one person are not independent, and standard errors are too small: keep each person "
-                "at one site, or make the partition without on=, so that the key is a column, and fit a "
-                'FederatedGLM with cov_kwds={"groups": "THE KEY"}',
-                "critical",
-            )
+            yield NOTES.note("shared_keys", rows=self.repeated)
 
 
 class RowsFit(Protocol):
@@ -229,19 +230,15 @@ class DesignResults(CoefficientResults):
     def _left_out_note(self, more: str = "") -> Iterator[Note]:
         yield from self.basis.repeated_note
         if dropped := self.basis.left_out:
-            text = f"Rows left out because they lack one of the model's columns: {dropped:,}.{more}"
-            yield Note("left_out", text)
+            yield NOTES.note("left_out", rows=dropped, more=more)
 
     def _masking_note(self) -> Iterator[Note]:
         K = len(self.estimate.blocks)
         if self._fit.masked:
             apart = f", except {' and '.join(words)}" if (words := self._site_by_site()) else ""
-            text = f"Sums over {self._summed} were masked over {K} sites: {MASKED.format(apart)}"
-            yield Note("masking", text)
-        elif K == 2:
-            yield Note("masking", "Sums were not masked: masks over two sites hide neither from the other.")
-        elif K > 2:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+            yield NOTES.note("masking", what=f"Sums over {self._summed}", sites=K, apart=apart)
+        elif K > 1:
+            yield NOTES.note("masking/two_sites" if K == 2 else "masking/none")
 
     def _site_by_site(self) -> list[str]:
         """Name what left site by site although sums are masked."""
@@ -252,15 +249,9 @@ class DesignResults(CoefficientResults):
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         if dropped := self.basis.agreement.spec.dropped:
-            yield Note(
-                "aliased_columns",
-                "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where "
-                "a combination of levels has no rows; predictions for such rows leave the interaction out.",
-                "warning",
-                {"columns": ", ".join(dropped)},
-            )
+            yield NOTES.note("aliased_columns", columns=dropped)
         if lost := "; ".join(map(str, self.absent)):
-            yield Note("lost_sites", f"{lost}. Parts of sums before that follow by subtraction.", "warning")
+            yield NOTES.note("lost_sites", sites=lost)
 
     def effect(
         self,
@@ -500,8 +491,10 @@ class RowsResults(DesignResults):
             return eta
         return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
 
-    def _glance(self) -> dict[str, float]:
-        return super()._glance() | {"deviance": self.deviance}
+    _GLANCE = (
+        *DesignResults._GLANCE,
+        ("deviance", "deviance"),
+    )
 
     # -- evaluation ------------------------------------------------------------------------------
 

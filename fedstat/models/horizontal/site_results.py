@@ -19,8 +19,11 @@ from fedstat.inference.heterogeneity import (
     SiteFit,
     heterogeneity,
 )
-from fedstat.inference.summary import WIDTH, Note, Report, made_from, released_kinds
+from fedstat.inference.notes import Note
+from fedstat.inference.summary import WIDTH, Report, made_from, released_kinds
 from fedstat.inference.tables import Sheet, number, show_probability
+from fedstat.models.horizontal.clusters import describe_tests
+from fedstat.models.horizontal.notes import NOTES
 from fedstat.models.horizontal.results import DesignResults
 from fedstat.typing import Floats
 
@@ -33,6 +36,17 @@ LARGEST_LOG = 700.0
 """Logarithm of a ratio near the largest number."""
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
 SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
+
+
+def clusters_line(result: DesignResults) -> str:
+    """Return the type of the covariance, and its clusters."""
+    clustering = (getattr(result._fit, "common", None) or result._fit).clustering
+    return result.cov_type if clustering is None else f"{result.cov_type} {clustering}"
+
+
+def tests_line(result: DesignResults) -> str:
+    """State the distribution of tests and intervals."""
+    return describe_tests(result.df_inference, result.estimate.df)
 
 
 class SiteFitsResults(DesignResults):
@@ -199,8 +213,7 @@ class SiteFitsResults(DesignResults):
                 lacking.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
         if lacking:
             listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
-            text = f"No fit of their own: {listed}. Their rows count in the estimate all the same{but}."
-            yield Note("own_fits", text)
+            yield NOTES.note("own_fits", sites=listed, but=but)
 
     def _difference_note(self) -> Iterator[Note]:
         """Say whether the sites differ by the joint test."""
@@ -210,15 +223,11 @@ class SiteFitsResults(DesignResults):
             joint = self.heterogeneity.joint
         except NotAvailableError as error:
             if self._own_requested:
-                yield Note("heterogeneity", f"The sites are not compared: {error}")
+                yield NOTES.note("heterogeneity/not_compared", reason=str(error))
             return
         if joint.df and joint.pvalue < DIFFER:
-            yield Note(
-                "heterogeneity",
-                f"The sites differ: {self._joint_name} {joint}, p {show_probability(joint.pvalue)}. Each "
-                "coefficient is an average over sites: .heterogeneity.",
-                "warning",
-            )
+            p = show_probability(joint.pvalue)
+            yield NOTES.note("heterogeneity", test=self._joint_name, joint=str(joint), p=p)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -272,7 +281,7 @@ class AssumptionTest(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if float(self._table["p_value"].iloc[-1]) < DIFFER:
-            yield Note("not_proportional", self._remedy, "warning")
+            yield NOTES.note("not_proportional", meaning=self._remedy)
 
     def __repr__(self) -> str:
         return f"<{self._assumption}: {chi_squared(**self._glance())}; see .summary()>"

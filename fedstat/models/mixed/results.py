@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -11,20 +11,21 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.summary import WIDTH, Note, made_from
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import DASH, WIDTH, lines_of, made_from
+from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import HeldRows, check_choice
-from fedstat.models.horizontal.clusters import other_model
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.notes import OTHER_MODEL
 from fedstat.models.horizontal.prediction import predict_rows
 from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
 from fedstat.models.horizontal.variable_changes import changes_request
@@ -57,11 +58,58 @@ CONSTANT = 1e-9
 """Mean squared deviation of a combination of columns from one, where it is the constant."""
 FEW_GROUPS, MEASURED_GROUPS = 5, 8
 """Groups below which a variance is hardly known (Gelman and Hill 2007, 12.9), and coverage not measured."""
-USE_MODEL = "add random slopes, and use fit(cov_type='model')"
+USE_MODEL = Remedy("fit(cov_type='model')", ": add random slopes, and use {call}")
 FEW_FOR_JACKKNIFE, WELL_DETERMINED = 10, 1.0
 """Groups below which intervals of variances are profiles, and the largest error of a logarithm for others."""
 ALARM = 0.01
 """P-value below which a departure from the model stands above the summary."""
+ROBUST = Remedy("fit(cov_type='robust')")
+NEGATIVE_BINOMIAL = Remedy(
+    "FederatedMixed.from_formula(..., family=sm.families.NegativeBinomial(alpha=1.0)).fit()",
+    "family=sm.families.NegativeBinomial(alpha=1.0), or fit(cov_type='robust')",
+)
+MORE_TERMS = Remedy("fit(cov_type='robust')", "more terms, or {call}")
+
+
+EXCESS = (
+    "COUNTS VARY MORE THAN A {FAMILY} DISTRIBUTION ALLOWS, given the effects of groups (Dean's test, p {p}): "
+    "errors of the model are too small. Use {remedy}."
+)
+NOTES = Catalogue(
+    {
+        "overdispersion": critical(EXCESS),
+        "overdispersion/robust": warning(EXCESS),
+        "departure": critical(
+            "STANDARD ERRORS MAY BE TOO SMALL: scores of groups vary more than the model expects (p {p}, "
+            "most for {term}). A random slope may be left out, or variances may differ. Add the slope, or "
+            "{remedy}.",
+            ROBUST,
+        ),
+        "singular": warning(
+            "Singular fit: {effects} has a variance of zero, or effects that determine each other. Leave an "
+            "effect out, or make effects independent with ||."
+        ),
+        "few_groups": warning(
+            "There are few groups of {groups}: their variance is hardly known. A fixed effect is an "
+            "alternative."
+        ),
+        "normal_tests": critical(
+            "INTERVALS MAY BE TOO NARROW: there are {count:.0f} groups of {group}, and coverage was measured "
+            "with {least} or more. Use fixed effects of the groups, or more groups."
+        ),
+        "conditional": info(
+            "Coefficients are for a given group. Effects averaged over groups are closer to zero."
+        ),
+        "conditional/log": info(
+            "Coefficients are for a given group. Means over groups are larger; ratios of means are the same, "
+            "except for columns with random effects."
+        ),
+        "normal_effects": info(
+            "Intervals of variances assume normal effects. With exponential ones, intervals of 95 % covered "
+            "75 %, with more groups as well."
+        ),
+    }
+)
 
 
 def format_p(p: float) -> str:
@@ -75,6 +123,13 @@ def group_labels(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
         return frame[columns[0]]
     parts = [frame[name].astype(str) for name in columns]
     return parts[0].str.cat(pd.concat(parts[1:], axis=1), sep=":")
+
+
+def _method_line(fit: MixedFit) -> str:
+    if fit.sums is not None:
+        return "REML" if fit.reml else "maximum likelihood"
+    nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
+    return f"maximum likelihood, {nodes}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -843,8 +898,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def _glance(self) -> dict[str, float]:
-        return super()._glance() | {"deviance": self._record.fit.deviance}
+    _GLANCE = (*DesignResults._GLANCE, ("deviance", "_fit.deviance"))
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         sheets = list(super()._sheets(alpha))
@@ -864,41 +918,49 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         labels = ("random effects (groups)", "effect", "variance", "std dev", "corr")
         return Sheet(labels, tuple(rows), "llrrr", (26, WIDTH - 26 - 12 - 12 - 12 - 8, 12, 12, 12), gap=2)
 
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Family", "_fit.distribution", lambda spec: f"{spec.name}(link={spec.link})"),
+        ("Alpha", "", lambda result: result._dispersion_line(result._fit.distribution.alpha is not None)),
+        ("Scale", "", lambda result: result._dispersion_line(result._fit.distribution.alpha is None)),
+        ("Method", "_fit", _method_line),
+        ("No. Observations", "nobs", ",d"),
+    )
+    _LAST = (
+        ("R2 (fixed / all)", "_r_squared", " / ".join),
+        ("REML Log-Lik.", "", lambda result: two_digits(result.llf) if result.reml else ""),
+        ("Log-Likelihood", "", lambda result: "" if result.reml else two_digits(result.llf)),
+        ("AIC", "aic", two_digits),
+        ("Std. Errors", "cov_type", {"model": "of the model", "robust": "robust, by groups"}.get),
+        ("Tests", "cov_type", {"model": "t, Satterthwaite's df", "robust": "t, effective groups - 1"}.get),
+        ("Converged", "converged", yes_or_no),
+    )
+
     def _summary_left(self) -> list[tuple[str, str]]:
-        fit, est = self._record.fit, self.estimate
-        method = "REML" if fit.reml else "maximum likelihood"
-        if fit.sums is None:
-            nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
-            method = f"maximum likelihood, {nodes}"
-        both = self._or_dash_of(lambda: " / ".join(f"{value:.3f}" for value in self.r_squared()))
-        shares = self._or_dash_of(lambda: "\n".join(f"{g}: {v:.3f}" for g, v in self.icc.items()))
-        dispersion = []
-        if self.dispersion is not None:
-            value, error = map(number, self.dispersion)
-            name = "Alpha" if fit.distribution.alpha is not None else "Scale"
-            dispersion = [(name, f"{value} (std err {error})")]
+        # One line for each grouping, and for each share: these are no fixed lines.
+        fit = self._record.fit
+        terms = zip(fit.effects.terms, fit.groups, strict=True)
+        try:
+            shares = [f"{group}: {share:.3f}" for group, share in self.icc.items()]
+        except NotAvailableError:
+            shares = [DASH]
         return [
-            ("Dep. Variable", est.response),
-            ("Model", self.model_name),
-            ("Family", f"{fit.distribution.name}(link={fit.distribution.link})"),
-            *dispersion,
-            ("Method", method),
-            ("No. Observations", f"{est.nobs:,}"),
-            *(("Groups", f"{t.group}: {n:,.0f}") for t, n in zip(fit.effects.terms, fit.groups, strict=True)),
-            *(("ICC", line) for line in shares.split("\n")),
-            ("R2 (fixed / all)", both),
-            ("REML Log-Lik." if fit.reml else "Log-Likelihood", number(self.llf, 2)),
-            ("AIC", number(self.aic, 2)),
-            ("Std. Errors", "of the model" if self.cov_type == "model" else "robust, by groups"),
-            ("Tests", "t, Satterthwaite's df" if self.cov_type == "model" else "t, effective groups - 1"),
-            ("Converged", "yes" if est.converged else "NO"),
+            *lines_of(self, self._SUMMARY),
+            *(("Groups", f"{term.group}: {n:,.0f}") for term, n in terms),
+            *(("ICC", share) for share in shares),
+            *lines_of(self, self._LAST),
         ]
 
-    def _or_dash_of(self, text: Callable[[], str]) -> str:
-        try:
-            return text()
-        except NotAvailableError:
-            return "-"
+    @property
+    def _r_squared(self) -> list[str]:
+        return [f"{value:.3f}" for value in self.r_squared()]
+
+    def _dispersion_line(self, shown: bool) -> str:
+        if self.dispersion is None or not shown:
+            return ""
+        value, error = map(number, self.dispersion)
+        return f"{value} (std err {error})"
 
     def _summary_right(self) -> list[tuple[str, str]]:
         return [*super()._summary_right(), *self._sums_line()]
@@ -907,35 +969,21 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         """Announce counts that vary too much, and errors that are too small."""
         fit = self._record.fit
         if overdispersion(fit) < ALARM:
-            counts = fit.distribution.name == "Poisson"
-            remedy = "family=sm.families.NegativeBinomial(alpha=1.0)" if counts else "more terms"
-            yield Note(
-                "overdispersion",
-                f"COUNTS VARY MORE THAN A {fit.distribution.name.upper()} DISTRIBUTION ALLOWS, given the "
-                f"effects of groups (Dean's test, p {format_p(overdispersion(fit))}): errors of the model "
-                f"are too small. Use {remedy}, or fit(cov_type='robust').",
-                "critical" if self.cov_type == "model" else "warning",
+            yield NOTES.note(
+                "overdispersion" if self.cov_type == "model" else "overdispersion/robust",
+                remedy=NEGATIVE_BINOMIAL if fit.distribution.name == "Poisson" else MORE_TERMS,
+                FAMILY=fit.distribution.name.upper(),
+                p=format_p(overdispersion(fit)),
             )
         p_values = compare_errors(fit)
         if self.cov_type == "model" and smallest(p_values) < ALARM:
             name = self.estimate.names[int(np.nanargmin(p_values))]
-            yield Note(
-                "departure",
-                "STANDARD ERRORS MAY BE TOO SMALL: scores of groups vary more than the model expects (p "
-                f"{format_p(smallest(p_values))}, most for {name}). A random slope may be left out, or "
-                "variances may differ. Add the slope, or fit(cov_type='robust').",
-                "critical",
-            )
+            yield NOTES.note("departure", p=format_p(smallest(p_values)), term=name)
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._record.fit
         if self.singular:
-            yield Note(
-                "singular",
-                f"Singular fit: {', '.join(self.singular)} has a variance of zero, or effects that determine "
-                "each other. Leave an effect out, or make effects independent with ||.",
-                "warning",
-            )
+            yield NOTES.note("singular", effects=self.singular)
         yield from super()._summary_notes()
         few = [
             f"{term.group} ({count:.0f})"
@@ -943,44 +991,22 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             if count < FEW_GROUPS
         ]
         if few:
-            yield Note(
-                "few_groups",
-                f"There are few groups of {', '.join(few)}: their variance is hardly known. A fixed effect "
-                "is an alternative.",
-                "warning",
-            )
+            yield NOTES.note("few_groups", groups=few)
         yield from self._departure_notes()
         if self.cov_type == "robust":
             yield from fit.clustering.notes(self.estimate.names, self.estimate.terms, "", USE_MODEL)
         lowest = min(zip(fit.groups.tolist(), (term.group for term in fit.effects.terms), strict=True))
         if fit.sums is None and lowest[0] < MEASURED_GROUPS:
-            yield Note(
-                "normal_tests",
-                f"INTERVALS MAY BE TOO NARROW: there are {lowest[0]:.0f} groups of {lowest[1]}, and coverage "
-                f"was measured with {MEASURED_GROUPS} or more. Use fixed effects of the groups, or more "
-                "groups.",
-                "critical",
-            )
+            yield NOTES.note("normal_tests", count=lowest[0], group=lowest[1], least=MEASURED_GROUPS)
         if fit.sums is None:
-            averaged = "Effects averaged over groups are closer to zero."
-            if fit.distribution.link == "Log":
-                averaged = (
-                    "Means over groups are larger; ratios of means are the same, except for columns with "
-                    "random effects."
-                )
-            yield Note("conditional", f"Coefficients are for a given group. {averaged}")
+            yield NOTES.note("conditional/log" if fit.distribution.link == "Log" else "conditional")
         yield from self._left_out_note()
         if fit.jackknife is None or lowest[0] < FEW_FOR_JACKKNIFE:
-            yield Note(
-                "normal_effects",
-                "Intervals of variances assume normal effects. With exponential ones, intervals of 95 % "
-                "covered 75 %, with more groups as well.",
-            )
+            yield NOTES.note("normal_effects")
+        model = "FederatedOLS" if fit.sums is not None else "FederatedGLM"
+        values = {"model": model, "or_else": "let one site hold all their rows."}
         for shared in fit.shared:
             yield from shared.note(
-                len(self.estimate.blocks),
-                "groups",
-                "errors and variances are wrong.",
-                f"{other_model(shared.groups, fit.sums is not None)}; or let one site hold all their rows.",
+                len(self.estimate.blocks), "groups", "errors and variances are wrong.", OTHER_MODEL, **values
             )
         yield from self._masking_note()

@@ -16,6 +16,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.evaluation import shapley_values
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.inference.summary import made_from
+from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice, check_integer, check_level
 from fedstat.models.results import CoefficientResults
@@ -26,6 +27,7 @@ from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_eff
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
+from fedstat.models.vfem.iteration.state import VFEMFit
 from fedstat.models.vfem.notes import sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.prediction_protocol import (
@@ -43,6 +45,11 @@ from fedstat.typing import Floats
 
 MOST_VALUED = 15
 """Sites of which all sets are valued."""
+
+
+def _alpha_line(fit: VFEMFit) -> str:
+    alpha, how = fit.distribution.alpha, "estimated" if fit.estimates_alpha else "given"
+    return "" if alpha is None else f"{alpha:.4g} ({how})"
 
 
 class VFEMResults(
@@ -508,12 +515,21 @@ class VFEMResults(
         self._check_no_offset("prediction_rsquared")
         return prediction_rsquared(self._predictor(), partition)
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        rows = super()._summary_left()
-        at = [label for label, _ in rows].index("R-squared") + 1
-        rows.insert(at, ("Adj. R-squared", self._or_dash(lambda: self.rsquared_adj)))
-        rows.insert(at + 1, ("Error Variance", f"{self.scale:.5g}"))
-        return rows
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Method", "method_name", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("R-squared", "rsquared", number),
+        ("Adj. R-squared", "rsquared_adj", number),
+        ("Error Variance", "scale", ".5g"),
+        ("Log-Likelihood", "llf", two_digits),
+        ("AIC", "aic", two_digits),
+        ("BIC", "bic", two_digits),
+        ("Covariance Type", "_covariance_words", ""),
+        ("Converged", "converged", yes_or_no),
+    )
 
 
 class VFEMGLMResults(
@@ -637,22 +653,21 @@ class VFEMGLMResults(
     ) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        rows, distribution = dict(super()._summary_left()), self._fit.distribution
-        if self._fit.dispersion is not None:
-            rows["Pearson chi2 / n"] = f"{self._fit.dispersion[0]:.3f}"
-        del rows["R-squared"]
-        family = [("Model Family", distribution.name), ("Link Function", distribution.link)]
-        if distribution.alpha is not None:
-            how = "estimated" if self._fit.estimates_alpha else "given"
-            family.append(("Alpha", f"{distribution.alpha:.4g} ({how})"))
-        fitness = [
-            ("Pseudo R2 (CS)", f"{self.pseudo_rsquared():.4f}"),
-            ("Log-Likelihood", rows.pop("Log-Likelihood")),
-            ("LL-Null", f"{self.llnull:.2f}"),
-        ]
-        out: list[tuple[str, str]] = []
-        for label, value in rows.items():
-            out += [*fitness, (label, value)] if label == "AIC" else [(label, value)]
-            out += family if label == "Model" else []
-        return out
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Model Family", "_fit.distribution.name", ""),
+        ("Link Function", "_fit.distribution.link", ""),
+        ("Alpha", "_fit", _alpha_line),
+        ("Method", "method_name", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("Pseudo R2 (CS)", "", lambda result: f"{result.pseudo_rsquared():.4f}"),
+        ("Log-Likelihood", "llf", two_digits),
+        ("LL-Null", "llnull", ".2f"),
+        ("AIC", "aic", two_digits),
+        ("BIC", "bic", two_digits),
+        ("Covariance Type", "_covariance_words", ""),
+        ("Converged", "converged", yes_or_no),
+        ("Pearson chi2 / n", "_fit.dispersion", lambda dispersion: f"{dispersion[0]:.3f}"),
+    )

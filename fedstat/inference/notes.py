@@ -1,0 +1,119 @@
+"""Notes on results, and the catalogues that have their texts: severity, template and remedy by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any, Literal, TypeAlias, get_args
+
+from fedstat.errors import Remedy
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+MADE = {"remedy", "call", "arguments"}
+"""Fields of templates that are made of the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note on a result: its kind, by which code refers to it, its text and its severity.
+
+    The fields of the `text` are filled with the `values` when the note is printed. Notes that are "critical"
+    are the banner above a summary. A catalogue makes notes; see :class:`Catalogue`.
+    """
+
+    kind: str
+    text: str
+    severity: Severity = "info"
+    values: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text.format(**self.values) if self.values else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class NoteForm:
+    """What a catalogue states about a kind of note.
+
+    The field ``remedy`` of the `template` is the sentence of the `remedy`. Where severity or text depend on
+    the size of a number, a kind has several entries; see :class:`Catalogue`.
+    """
+
+    severity: Severity
+    template: str
+    remedy: Remedy | None = None
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Values that a note of this kind needs."""
+        return _all_fields(self.template, self.remedy)
+
+
+def critical(template: str, remedy: Remedy | None = None) -> NoteForm:
+    """State that a note is above the table: numbers below it must not be interpreted without it."""
+    return NoteForm("critical", template, remedy)
+
+
+def warning(template: str, remedy: Remedy | None = None) -> NoteForm:
+    """State that a note is before those that only describe."""
+    return NoteForm("warning", template, remedy)
+
+
+def info(template: str, remedy: Remedy | None = None) -> NoteForm:
+    """State that a note describes the fit."""
+    return NoteForm("info", template, remedy)
+
+
+def fields_of(template: str) -> frozenset[str]:
+    """Return the names of the fields of a template."""
+    return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
+
+
+class Catalogue(dict[str, NoteForm]):
+    """Kinds of notes of a family, with severity, template and remedy of each.
+
+    ``NOTES = Catalogue({"few_events": warning("There are {ratio:.1f} events for each coefficient.")})``
+    declares a kind, and ``NOTES.note("few_events", ratio=7.1)`` makes a note of it. A kind with several texts
+    has an entry ``kind/variant`` for each.
+    """
+
+    def note(self, kind: str, /, *, remedy: Remedy | None = None, **values: Any) -> Note:
+        """Make a note of a kind with exactly the values that its template has; texts of a list are joined.
+
+        A `remedy` that depends on the fit replaces that of the catalogue. The call of a remedy is the value
+        ``call``. A KeyError names a kind that is not declared, a TypeError wrong values.
+        """
+        form = self[kind]
+        remedy = remedy or form.remedy
+        given = {name: _plain(value) for name, value in values.items()}
+        if wrong := _all_fields(form.template, remedy) ^ given.keys():
+            raise TypeError(f"note '{kind}': values that are missing or not in its text: {sorted(wrong)}")
+        if "remedy" in fields_of(form.template):
+            given["remedy"] = "" if remedy is None else remedy.sentence(**given)
+        if remedy is not None:
+            given["call"] = remedy.call.format(**given)
+        # Without fields, only doubled braces are left of the template.
+        kind = kind.partition("/")[0]
+        return Note(kind, form.template if given else form.template.format(), form.severity, given)
+
+
+def _all_fields(template: str, remedy: Remedy | None) -> frozenset[str]:
+    texts = (template,) if remedy is None else (template, remedy.call, remedy.text)
+    return frozenset.union(*map(fields_of, texts)) - MADE
+
+
+def _plain(value: Any) -> str | int | float:
+    """Return a value as a file of results holds it."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    plain: str | int | float = value.item() if hasattr(value, "item") else value
+    return plain
+
+
+def above_table(notes: Iterable[Note]) -> list[Note]:
+    """Return the notes that stand above the table of a summary, and above all that is made of the result.
+
+    These are the critical ones, and no others: the severity of a note is the only rule.
+    """
+    return [note for note in notes if note.severity == "critical"]

@@ -1,0 +1,74 @@
+"""Notes that all families have whose sites hold different rows."""
+
+from __future__ import annotations
+
+from fedstat.errors import Remedy
+from fedstat.inference.notes import Catalogue, critical, info, warning
+
+MASKED = (
+    "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
+    "follow the protocol; the coordinator and some sites together learn the sum over the others."
+)
+TOO_SMALL = "errors are too small."
+TWICE = "multiply them by 1.41, a bound for people at two sites each, or let one site hold all their rows."
+TWICE_TOO_SMALL = f"{TOO_SMALL} {TWICE.capitalize()}"
+"""Bound of the root of a variance of sums a + b of two sites: (a + b)(a + b)' is at most 2 (aa' + bb')."""
+BY_KEY = Remedy(
+    'FederatedGLM.from_formula(...).fit(cov_type=\'cluster\', cov_kwds={{"groups": "THE KEY"}})',
+    "keep each person at one site, or make the partition without on=, so that the key is a column, and fit a "
+    'FederatedGLM with cov_kwds={{"groups": "THE KEY"}}',
+)
+OTHER_MODEL = Remedy(
+    "{model}.from_formula(..., labels=['{groups}']).fit(cov_type='cluster', "
+    "cov_kwds={{'groups': '{groups}'}})",
+    " Use {call}, which adds up the scores of equal labels, if each has min_count rows at a site; or "
+    "{or_else}",
+)
+"""A fit that adds the scores of equal labels over sites."""
+CORRECTION = Remedy("fit(cov_type='cluster', {argument})", ": use {argument}")
+LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {what}. "
+
+NOTES = Catalogue(
+    {
+        "shared_keys": critical(
+            "ONE PERSON AT TWO SITES: the keys of {rows:,} rows are at another site as well. Rows of one "
+            "person are not independent, and standard errors are too small: {remedy}",
+            BY_KEY,
+        ),
+        "left_out": info("Rows left out because they lack one of the model's columns: {rows:,}.{more}"),
+        "masking": info("{what} were masked over {sites} sites: " + MASKED.format("{apart}")),
+        "masking/two_sites": info("Sums were not masked: masks over two sites hide neither from the other."),
+        "masking/none": info("Sums were not masked: the coordinator saw each site's part."),
+        "aliased_columns": warning(
+            "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where a "
+            "combination of levels has no rows; predictions for such rows leave the interaction out."
+        ),
+        "lost_sites": warning("{sites}. Parts of sums before that follow by subtraction."),
+        "own_fits": info("No fit of their own: {sites}. Their rows count in the estimate all the same{but}."),
+        "heterogeneity/not_compared": info("The sites are not compared: {reason}"),
+        "heterogeneity": warning(
+            "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over sites: "
+            ".heterogeneity."
+        ),
+        "not_proportional": warning("{meaning}"),
+        "few_clusters": critical(
+            "FEW CLUSTERS: '{term}' rests on {effective} effective clusters of {clusters:,} by "
+            "'{groups}'{others}. {problem}{remedy}."
+        ),
+        "local_groups": info(LABELS + "Keyed hashes show none that is at several sites."),
+        "local_groups/not_compared": info(
+            LABELS
+            + "Labels were not compared: a site has few of them, or no secret in common with the others "
+            "('fedstat site seed')."
+        ),
+        "local_groups/serial": info(
+            LABELS
+            + "They are numbers from one on at all sites, which were taken as those of different people; "
+            "if equal numbers are one person, {effect}{remedy}"
+        ),
+        "shared_labels": critical(
+            "ONE PERSON AT TWO SITES: about {labels:,} labels of '{groups}' are at several sites, and each "
+            "is several {what}: {effect}{remedy} If they are different people, make labels unique."
+        ),
+    }
+)
