@@ -7,16 +7,19 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Note
 from fedstat.models.checks import check_integer
 from fedstat.models.impute.draws import PatternSums, impute_sums
 from fedstat.models.impute.results import Imputations
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.model import VFEMRegression
 
-REMEDY = "Regress by VFEMRegression and fit(method='weighted'), which assumes no distribution"
+REMEDY = Remedy(
+    "VFEMRegression.from_formula(...).fit(method='weighted')",
+    "Regress by VFEMRegression and fit(method='weighted'), which assumes no distribution",
+)
 
 
 def impute(
@@ -98,7 +101,11 @@ def impute(
 
 def with_remedy(note: Note) -> Note:
     """Name the method that assumes no distribution, of the model that has it, where a note names a remedy."""
-    return replace(note, values={**note.values, "remedy": REMEDY}) if "remedy" in note.values else note
+    return (
+        replace(note, values={**note.values, "remedy": REMEDY.sentence(), "call": REMEDY.call})
+        if "call" in note.values
+        else note
+    )
 
 
 def sums_of(moments: PatternMoments, response: str) -> PatternSums:

@@ -12,14 +12,32 @@ import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.notes import Catalogue, Note, critical, info
 from fedstat.inference.pooling import PooledResults, pool
-from fedstat.inference.summary import Note, Report, made_from
+from fedstat.inference.summary import Report, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.impute.draws import Draw, PatternSums
 from fedstat.typing import Floats
 
 SLOW = 0.1
 """Correlation of successive imputations above which they are reported as dependent."""
+NOTES = Catalogue(
+    {
+        "dependent": critical(
+            "Successive imputations are dependent: their parameters have a correlation of up to "
+            "{correlation:.2f}. Standard errors are too small. Leave out the columns with the most missing "
+            "values."
+        ),
+        "law": info(
+            "Missing values are drawn from the joint normal model of all columns, whose parameters are drawn "
+            "as well. They are valid if missingness depends on observed values only (missing at random)."
+        ),
+        "sums": info(
+            "Each imputation consists of sums of products; no row is imputed. regress() fits linear models "
+            "to them. Terms such as squares and interactions are imputed as columns of their own."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,21 +199,6 @@ class Imputations(Report):
     def _summary_notes(self) -> Iterator[Note]:
         yield from self._fit_notes
         if self._correlation > SLOW:
-            yield Note(
-                "dependent",
-                "Successive imputations are dependent: their parameters have a correlation of up to "
-                "{correlation:.2f}. Standard errors are too small. Leave out the columns with the most "
-                "missing values.",
-                "critical",
-                {"correlation": self._correlation},
-            )
-        yield Note(
-            "law",
-            "Missing values are drawn from the joint normal model of all columns, whose parameters are drawn "
-            "as well. They are valid if missingness depends on observed values only (missing at random).",
-        )
-        yield Note(
-            "sums",
-            "Each imputation consists of sums of products; no row is imputed. regress() fits linear models "
-            "to them. Terms such as squares and interactions are imputed as columns of their own.",
-        )
+            yield NOTES.note("dependent", correlation=self._correlation)
+        yield NOTES.note("law")
+        yield NOTES.note("sums")

@@ -1,8 +1,8 @@
-"""Corrections of the estimates for skewed columns and small samples, with their notes."""
+"""Corrections of the estimates for skewed columns and small samples, and where they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -10,8 +10,6 @@ import numpy as np
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.likelihood import format_pvalue
-from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.joint_normal.corrections import (
     bias_corrected,
@@ -114,83 +112,32 @@ def check_correction(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Notes on the effect of a normal model on skewed columns, and of maximum likelihood on small samples.
+# The effect of a normal model on skewed columns, and of maximum likelihood on small samples.
 
-CORRECTED: Mapping[Correction, str] = {
-    "small-sample": (
-        "Corrected for the small sample: the bias of order 1/n of maximum likelihood is removed, and "
-        "standard errors use the residual variance with its degrees of freedom. The log-likelihood is that "
-        "of the maximum."
-    ),
-    "skewness": (
-        "Corrected for skewness: each column is modeled as shifted log-normal, with the skewness that its "
-        "site reported. An entity's missing pattern may depend on the response and on columns that no "
-        "entity lacks. The estimate is the model whose simulated sample has the estimates of the normal "
-        "model (indirect inference), and standard errors are those of the simulation. The log-likelihood "
-        "is that of the normal model."
-    ),
-}
 SKEWED = 1.0
 """Smallest skewness of a column that is reported; an exponential distribution has skewness 2."""
 MIN_MISSING_SHARE = 0.05
 """Smallest share of entities that lack a column for it to be reported."""
 DIFFERENCE_LEVEL = 0.01
 """P-value below which the response counts as different between missing patterns."""
-MAX_LISTED = 6
 BIASED = 0.1
 """Smallest bias of a coefficient that is reported, in standard errors."""
 MOST_COLUMNS = 20
 """Largest fit for which the bias is computed without a request; it takes as long as some steps of the fit."""
 
 
-def correction_notes(
-    correction: Correction | None, fit: JointNormalFit | None, gap: float = 0.0
-) -> Iterator[Note]:
-    """State what was corrected, what remains, or why a fit from moments may need a correction."""
-    if gap > 0.0:
-        yield Note(
-            "incomplete_correction",
-            "CORRECTION INCOMPLETE: no model with skewed columns that was found has the estimates of the "
-            f"normal model; a coefficient of the closest one differs by {gap:.1f} standard errors. "
-            "Coefficients and intervals may be wrong by as much. Take logarithms of skewed columns in the "
-            "formula if effects are multiplicative, or use fit(method='weighted')",
-            "critical",
-        )
-    if correction is not None:
-        yield Note("correction", CORRECTED[correction])
-    if correction is None and fit is not None and not fit.model.profiled:
-        yield from bias_notes(fit)
-    if correction != "skewness" and fit is not None:
-        yield from skewed_notes(fit.moments)
+def skewed_columns(moments: PatternMoments) -> list[tuple[str, str, float, float]]:
+    """Return skewed columns that some entities lack, if the response differs between missing patterns.
 
-
-def skewed_notes(moments: PatternMoments) -> Iterator[Note]:
-    """Name skewed columns that some entities lack, where the response differs between missing patterns."""
-    pvalue = response_by_pattern(moments)
-    if moments.shape is None or pvalue >= DIFFERENCE_LEVEL:
-        return
+    Each with its site, its skewness, and the share of the entities that lack it; the most skewed first.
+    """
+    if moments.shape is None or response_by_pattern(moments) >= DIFFERENCE_LEVEL:
+        return []
     skewness, lacking = skewness_of(moments.shape), 1.0 - moments.n @ moments.seen / moments.n.sum()
     named = np.flatnonzero((lacking > MIN_MISSING_SHARE) & (np.abs(skewness) > SKEWED))
     named = named[np.argsort(-np.abs(skewness[named]), kind="stable")]
-    if not len(named):
-        return
-    of = [moments.sites[k] for k in moments.owner]
-    each = [
-        f"{moments.names[c]} ({of[c]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
-        for c in named[:MAX_LISTED]
-    ]
-    # The correction was tested for complete blocks only, and is refused otherwise.
-    compare = "compare with fit(correction='skewness'), or " if moments.complete else ""
-    more = f" and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-    yield Note(
-        "skewness",
-        f"Skewed columns that some entities lack: {'; '.join(each)}{more} (skewness of a log-normal column "
-        "with the same third moment). The response differs between missing patterns "
-        f"({format_pvalue(pvalue)}), so the normal model of missing columns matters. With much missing, "
-        "coefficients may be wrong by several standard errors: "
-        f"{compare}take logarithms of these columns in the formula if the effects are multiplicative.",
-        "warning",
-    )
+    sites = [moments.sites[k] for k in moments.owner]
+    return [(moments.names[c], sites[c], float(skewness[c]), float(lacking[c])) for c in named]
 
 
 def response_by_pattern(moments: PatternMoments) -> float:
@@ -202,22 +149,15 @@ def response_by_pattern(moments: PatternMoments) -> float:
     return float(stats.chi2.sf(statistic, len(n) - 1)) if len(n) > 1 else 1.0
 
 
-def bias_notes(fit: JointNormalFit) -> Iterator[Note]:
-    """Name the coefficient with the largest bias of order 1/n, if the bias is large."""
+def largest_bias(fit: JointNormalFit) -> tuple[str, float] | None:
+    """Return the coefficient with the largest bias of order 1/n, if large, and the bias in errors."""
     P = len(fit.point.beta)
     if P > MOST_COLUMNS or fit.moments.seen.all():
-        return
+        return None
     try:
         bias, variance = first_order_bias(fit)
     except (EstimationError, np.linalg.LinAlgError):
-        return
+        return None
     share = bias[2 : 2 + P] / np.sqrt(variance[2 : 2 + P])
     worst = int(np.abs(share).argmax())
-    if abs(share[worst]) > BIASED:
-        yield Note(
-            "small_sample_bias",
-            "Few entities have all columns that an estimate needs: the bias of order 1/n of maximum "
-            f"likelihood is {share[worst]:+.2f} standard errors for {fit.moments.names[worst]}, and less for "
-            "other columns; fit(correction='small-sample') removes it.",
-            "warning",
-        )
+    return (fit.moments.names[worst], float(share[worst])) if abs(share[worst]) > BIASED else None

@@ -27,8 +27,8 @@ from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_eff
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
+from fedstat.models.vfem.diagnostics import sensitivity
 from fedstat.models.vfem.iteration.state import VFEMFit
-from fedstat.models.vfem.notes import sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.prediction_protocol import (
     ResidualGroups,

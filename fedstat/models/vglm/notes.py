@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.inference.summary import Note
+from fedstat.federation.crypto.masks import hides
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vertical import notes as vertical
 from fedstat.models.vertical.exchange.patterns import (
     dealer_notes,
     dither_notes,
@@ -32,6 +34,10 @@ from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
+FREE = Remedy(
+    "VerticalGLM.from_formula(..., missing='em', between='free').fit()",
+    f" The assumption does not hold: {FREE_ALTERNATIVE}.",
+)
 CLOSE = 0.8
 """Correlation of columns above which a relaxed inverse leaves a bias."""
 MOST_NAMES = 12
@@ -42,10 +48,167 @@ COVARIANCE_MODELS = {
     "independent": "normal blocks that are independent between sites (between='independent')",
     "free": "jointly normal columns, whose covariance is free between sites",
 }
-FREE = (
-    "Columns that are not selected stay in the joint normal model, where they predict missing columns. "
-    "Predictions replace a missing block by its mean and do not use the columns of other sites for it."
+MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
+"""Share of intervals that miss, and of null columns that are rejected, after BIC and by a split:
+simulation."""
+WEAK_MISSED = 0.20
+"""Share of intervals that miss after BIC if all effects are weak: simulation."""
+NAIVE_CLAIM = (
+    "Naive intervals (conditional on the selected model): standard errors, tests and intervals ignore that "
+    f"the same entities selected the columns. In simulations, {MISSED:.2f} to {WEAK_MISSED:.2f} of the 95 % "
+    "intervals missed (false coverage rate; nominal .05). "
 )
+SIMULATED_CLAIM = (
+    " Simulated with 200 entities and 30 skewed columns; ten have effects of .05 to 1 residual "
+    f"standard deviations: {MISSED:.2f} of the 95 % intervals after BIC missed (false coverage rate), and "
+    f"{CALLED:.2f} of the selected columns without an effect had a p-value below .05; with inference='split' "
+    f"{APART_MISSED:.2f} and {APART_CALLED:.2f}. With 300 entities, 60 columns and six effects of .05 to .3, "
+    f"{WEAK_MISSED:.2f} of the intervals after BIC missed."
+)
+CONDITIONAL_CLAIM = (
+    "Conditional on selection: standard errors, tests and intervals treat the selected columns as given. "
+    "They ignore the search among columns, which is harmless only if no true coefficient is near zero. "
+    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
+    "selection, fit(inference='split') those of selected columns on other entities." + SIMULATED_CLAIM
+)
+DEBIASED_CLAIM = (
+    "Debiased: a lasso tuned for prediction (smallest AIC), and one Newton step with the nodewise lasso's "
+    "inverse of the information. Intervals are valid for every single column, selected or not, near zero or "
+    "not, as the number of entities grows, if the model with all columns and its variance are correct. They "
+    "are not adjusted for the number of columns, and ignore the tuning of the lasso."
+)
+SPLIT_CLAIM = (
+    "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
+    "Intervals are conditional on these columns: they are for the coefficients of the model with only these "
+    "columns, which equal those of the model with all columns only if no relevant column was left out. "
+    "Another split may select other columns; fit(inference='split', splits=50, folds=10) uses many (normal "
+    "family)." + SIMULATED_CLAIM
+)
+EVERY_CLAIM = (
+    "Maximum likelihood of all columns, without a penalty. Intervals are valid for every single column, "
+    "selected or not, if the model with all columns is correct. They are not adjusted for the number of "
+    "columns."
+)
+MISSING_BLOCKS = (
+    "Missing blocks (missing='em'): of {n:,} entities these lack a site's columns: {lacking}; {complete:,} "
+    "have all. No entity was left out for this reason{values}."
+)
+PROPOSED = (
+    "Of {lambdas} lambdas, {solved} are solved, among them the chosen one. A quadratic model of the loss "
+    "proposes the other fits, which are approximate: "
+)
+MEASURED = PROPOSED + "where one was solved, the criterion changed by {low:+.1f} to {high:+.1f}. "
+EXACT = Remedy("fit(path='exact')", "{call} solves all lambdas.")
+DEBIASED = (
+    "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed for {relaxed} "
+    "of {columns} columns, because their standard errors would otherwise be more than a quarter larger; the "
+    "other estimates have no bias of first order."
+)
+NOT_AFFORDABLE = (
+    "No further lambda was solved, even if its proposal or a neighbor may be better: with the linear "
+    "predictors that it needs, rows could be computed. "
+)
+SHARED_OFFSET = (
+    " The coordinator received the offset of every entity, and sites can compute it from what they received."
+)
+REPORTED = {
+    True: "residuals and weights, which reveal the response, to every site",
+    False: "fitted means, which reveal the fit's prediction of the response, to every site; residuals stayed "
+    "with the response holder",
+}
+"""What sites received for each entity, by whether residuals were shown."""
+
+NOTES = Catalogue(
+    {
+        "naive_intervals": critical(
+            NAIVE_CLAIM + "{remedy}",
+            Remedy("fit(inference='debiased')", "Use {call} or fit(inference='split')."),
+        ),
+        "conditional_claim": info(CONDITIONAL_CLAIM),
+        "debiased_claim": info(DEBIASED_CLAIM),
+        "split_claim": info(SPLIT_CLAIM),
+        "every_claim": info(EVERY_CLAIM),
+        "left_out": info("{entities}."),
+        "left_out/values": warning("{entities}."),
+        "no_refit": critical("NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed."),
+        "missing_blocks": info(MISSING_BLOCKS),
+        "missing_blocks/values": warning(MISSING_BLOCKS),
+        "assumptions": info(
+            "Penalized maximum likelihood of the observed data, the limit of penalized EM, under normal "
+            "errors and {covariance}. Valid if missingness depends on observed values only (MAR). Criteria "
+            "and standard errors come from the observed-data likelihood; standard errors account for the "
+            "estimated means and covariances of the blocks. The residual variance is that of maximum "
+            "likelihood. R-squared is that of an entity with every block."
+        ),
+        "free_covariance": info(
+            "Columns that are not selected stay in the joint normal model, where they predict missing "
+            "columns. Predictions replace a missing block by its mean and do not use the columns of other "
+            "sites for it."
+        ),
+        "linear_predictors": info(
+            "For each entity, {points:,} sums of linear predictors over sites went to {receivers}, and "
+            "{reported}. {grams} weighted Gram matrices of {columns} columns were released over {over} "
+            "entities.{offset}"
+        ),
+        "approximate_folds": info(
+            "Cross-validation and selection frequencies use quadratic models of the deviance at the chosen "
+            "fit, one for each of {folds} folds: they are approximate, and rough at distant lambdas."
+        ),
+        "coefficients_known": info("The coordinator knows the coefficients of every round."),
+        "coefficients_known/admm": info(
+            "The coordinator knows the coefficients only at the end of each lambda, but the sums of many "
+            "rounds still span the columns of all sites."
+        ),
+        "proposed": info(MEASURED + "{stopped}{remedy}", EXACT),
+        "proposed/none_solved": info(
+            PROPOSED + "none of them was solved to measure the error. {stopped}{remedy}", EXACT
+        ),
+        "proposed/differ": warning(
+            MEASURED + "Another lambda may have a smaller criterion. {stopped}{remedy}", EXACT
+        ),
+        "unmasked": warning(
+            "Linear predictors were not masked: the coordinator received those of every site."
+        ),
+        "smallest_lambda": warning(
+            "The smallest of {lambdas} lambdas was chosen (select={select!r}): the criterion may still "
+            "decrease. Allow smaller ones by {remedy}.",
+            Remedy("fit(ratio={smaller:.1g})", "fit(ratio=...) or fit(lambdas=...)"),
+        ),
+        "linear_approximations": info(
+            "{steps} of {penalty} from the unpenalized estimate (Zou and Li 2008), each a weighted lasso; "
+            "the stationarity conditions are those of the last."
+        ),
+        "ridge": info(
+            "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
+            "standardized columns. Every column stays in the model, and its estimate is biased towards zero. "
+            "Degrees of freedom are the trace of the hat matrix."
+        ),
+        "dispersion": info(
+            "Standard errors and the log-likelihood use Pearson's estimate of the dispersion; criteria use "
+            "that of maximum likelihood. Penalties apply to coefficients in the unit of the linear predictor "
+            "in which the weight of an entity at the mean response is one."
+        ),
+        "expected_information": info(
+            "The link is not canonical: standard errors come from the expected information."
+        ),
+        "selected": info(
+            "Selected by {penalty}: {names}{others}. The table has debiased estimates of all columns; "
+            "selection_report() and .params have the penalized ones."
+        ),
+        "debiased": info(DEBIASED),
+        "debiased/correlated": warning(
+            DEBIASED
+            + " A relaxed column is correlated at {correlation:.2f} with another one: in simulations "
+            "with such columns, 95 % intervals of nonzero coefficients covered 87 to 91 %."
+        ),
+    }
+)
+
+
+def claims_of(inference: str) -> tuple[Note, ...]:
+    """State what standard errors account for, by inference."""
+    kinds = {"conditional": ("naive_intervals", "conditional_claim")}.get(inference, (f"{inference}_claim",))
+    return tuple(NOTES.note(kind) for kind in kinds)
 
 
 def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
@@ -73,17 +236,14 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
 def _left_out(layout: Layout) -> Iterator[Note]:
     if layout.left_out:
         # Entities that a single missing value costs are the first thing that an analyst can mend.
-        yield Note("left_out", f"{describe_incomplete(layout)}.", "warning" if layout.lacking else "info")
+        kind = "left_out/values" if layout.lacking else "left_out"
+        yield NOTES.note(kind, entities=describe_incomplete(layout))
 
 
 def _unbounded(reason: str) -> Iterator[Note]:
     """State that the penalized estimates stand alone."""
     if reason:
-        yield Note(
-            "no_refit",
-            f"NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed.",
-            "critical",
-        )
+        yield NOTES.note("no_refit", reason=reason)
 
 
 def _sums(layout: Layout, folds: int) -> Iterator[Note]:
@@ -94,38 +254,29 @@ def _sums(layout: Layout, folds: int) -> Iterator[Note]:
 def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFit) -> Iterator[Note]:
     moments = observed.exchange.moments
     if layout.absent:
-        lacking = ", ".join(f"{count:,} at {site}" for site, count in layout.absent.items())
-        yield Note(
-            "missing_blocks",
-            f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
-            f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason"
-            f"{describe_lacking(layout)}.",
-            "warning" if layout.lacking else "info",
+        yield NOTES.note(
+            "missing_blocks/values" if layout.lacking else "missing_blocks",
+            n=layout.n,
+            lacking=[f"{count:,} at {site}" for site, count in layout.absent.items()],
+            complete=moments.n_complete,
+            values=describe_lacking(layout),
         )
-    yield Note(
-        "assumptions",
-        "Penalized maximum likelihood of the observed data, the limit of penalized EM, under normal errors "
-        f"and {COVARIANCE_MODELS[outcome.plan.between or 'free']}. Valid if missingness depends on "
-        "observed values only (MAR). Criteria and standard errors come from the observed-data likelihood; "
-        "standard errors account for the estimated means and covariances of the blocks. The "
-        "residual variance is that of maximum likelihood. R-squared is that of an entity with every block.",
-    )
+    yield NOTES.note("assumptions", covariance=COVARIANCE_MODELS[outcome.plan.between or "free"])
     if observed.choice is not None:
         yield from choice_notes(observed.choice, ranges=False)
     if observed.complete is None:
-        yield from most_correlated(moments, FREE_ALTERNATIVE)
+        yield from most_correlated(moments, FREE)
     else:
-        yield Note("free_covariance", FREE)
+        yield NOTES.note("free_covariance")
         if named := "; ".join(name_undetermined(moments)):
-            yield Note(
+            yield vertical.NOTES.note(
                 "not_identified",
-                f"NOT IDENTIFIED: too few entities have records at both {named}"
-                f"{contradiction(observed.choice)}. Coefficients, the selection and standard errors assume "
-                "that these sites are independent given all other columns",
-                "critical",
+                pairs=named,
+                contradiction=contradiction(observed.choice),
+                numbers="Coefficients, the selection and standard errors",
             )
         if sparse := name_sparse(observed.complete.moments):
-            yield Note("sparse_pairs", sparse)
+            yield vertical.NOTES.note("sparse_pairs", pairs=sparse)
     yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 
@@ -136,121 +287,68 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
     if outcome.plan.choice.split:
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
-    reported = (
-        "residuals and weights, which reveal the response, to every site"
-        if fitted.shown
-        else "fitted means, which reveal the fit's prediction of the response, to every site; "
-        "residuals stayed with the response holder"
-    )
-    yield Note(
+    yield NOTES.note(
         "linear_predictors",
-        f"For each entity, {fitted.points:,} sums of linear predictors over sites went to {who}, and "
-        f"{reported}. {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
-        f"entities.{'' if layout.offset is None else SHARED_OFFSET}",
+        points=fitted.points,
+        receivers=who,
+        reported=REPORTED[bool(fitted.shown)],
+        grams=fitted.grams,
+        columns=layout.p,
+        over=over,
+        offset="" if layout.offset is None else SHARED_OFFSET,
     )
     if outcome.folds > 1:
-        yield Note(
-            "approximate_folds",
-            "Cross-validation and selection frequencies use quadratic models of the deviance at the chosen "
-            f"fit, one for each of {outcome.folds} folds: they are approximate, and rough at distant "
-            "lambdas.",
-        )
-    if outcome.plan.passing.exchange == "admm":
-        yield Note(
-            "coefficients_known",
-            "The coordinator knows the coefficients only at the end of each lambda, but the sums of many "
-            "rounds still span the columns of all sites.",
-        )
-    else:
-        yield Note("coefficients_known", "The coordinator knows the coefficients of every round.")
+        yield NOTES.note("approximate_folds", folds=outcome.folds)
+    admm = outcome.plan.passing.exchange == "admm"
+    yield NOTES.note("coefficients_known/admm" if admm else "coefficients_known")
     solved = fitted.path.solved
     if not solved.all():
-        yield Note(
-            "proposed",
-            f"Of {len(solved)} lambdas, {solved.sum()} are solved, among them the chosen one. A "
-            "quadratic model of the loss proposes the other fits, which are approximate: "
-            f"{_proposal_errors(fitted.errors)} {NOT_AFFORDABLE if fitted.stopped else ''}"
-            "fit(path='exact') solves all lambdas.",
-            "warning" if min(fitted.errors, default=0.0) < -RELEVANT_DIFFERENCE else "info",
-        )
+        yield _proposals(len(solved), int(solved.sum()), fitted.errors, fitted.stopped)
     others = [k for k in layout.sites if k != layout.active]
     yield from solvable_note(fitted.points, layout.p, ledger, others)
     if not use_masks and len(layout.sites) > 1:
-        yield Note(
-            "unmasked",
-            "Linear predictors were not masked: the coordinator received those of every site.",
-            "warning",
-        )
+        yield NOTES.note("unmasked")
     if use_masks and not hides(len(layout.sites)):
-        yield Note("two_sites", TWO_SITES, "warning")
+        yield vertical.NOTES.note("two_sites")
 
 
-SHARED_OFFSET = (
-    " The coordinator received the offset of every entity, and sites can compute it from what they received."
-)
-NOT_AFFORDABLE = (
-    "No further lambda was solved, even if its proposal or a neighbor may be better: with the linear "
-    "predictors that it needs, rows could be computed. "
-)
-
-
-def _proposal_errors(errors: tuple[float, ...]) -> str:
+def _proposals(lambdas: int, solved: int, errors: tuple[float, ...], stopped: bool) -> Note:
     """State how wrong proposals were that were solved afterwards."""
-    if not errors:
-        return "none of them was solved to measure the error."
-    low, high = min(errors), max(errors)
-    text = f"where one was solved, the criterion changed by {low:+.1f} to {high:+.1f}."
-    return f"{text} Another lambda may have a smaller criterion." if low < -RELEVANT_DIFFERENCE else text
+    values: dict[str, float | str] = {"stopped": NOT_AFFORDABLE if stopped else ""}
+    kind = "proposed/none_solved"
+    if errors:
+        values |= {"low": min(errors), "high": max(errors)}
+        kind = "proposed/differ" if min(errors) < -RELEVANT_DIFFERENCE else "proposed"
+    return NOTES.note(kind, lambdas=lambdas, solved=solved, **values)
 
 
 def _border(outcome: SelectionOutcome) -> Iterator[Note]:
     lambdas, select = outcome.fitted.path.lambdas, outcome.plan.choice.select
     # The default path ends at a thousandth, where estimates are practically those without a penalty.
     if outcome.fitted.chosen == len(lambdas) - 1 > 0 and lambdas[-1] > 1.1e-3 * lambdas[0]:
-        yield Note(
-            "smallest_lambda",
-            f"The smallest of {len(lambdas)} lambdas was chosen (select={select!r}): the criterion may still "
-            "decrease. Allow smaller ones by fit(ratio=...) or fit(lambdas=...).",
-            "warning",
-        )
+        smaller = lambdas[-1] / lambdas[0] / 10.0
+        yield NOTES.note("smallest_lambda", lambdas=len(lambdas), select=select, smaller=smaller)
 
 
 def _steps(outcome: SelectionOutcome) -> Iterator[Note]:
     setup = outcome.plan.setup
     number, name = setup.steps, setup.penalty.name.upper()
     if number is not None:
-        yield Note(
-            "linear_approximations",
-            f"{number} local linear approximation{'s' * (number > 1)} of {name} from the unpenalized "
-            "estimate (Zou and Li 2008), each a weighted lasso; the stationarity conditions are those of "
-            "the last.",
-        )
+        steps = f"{number} local linear approximation{'s' * (number > 1)}"
+        yield NOTES.note("linear_approximations", steps=steps, penalty=name)
 
 
 def _shrinkage(outcome: SelectionOutcome) -> Iterator[Note]:
     penalty, lam = outcome.plan.setup.penalty, outcome.fitted.path.lambdas[outcome.fitted.chosen]
     if not penalty.selecting and lam > 0.0:
-        yield Note(
-            "ridge",
-            "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
-            "standardized columns. Every column stays in the model, and its estimate is biased towards zero. "
-            "Degrees of freedom are the trace of the hat matrix.",
-        )
+        yield NOTES.note("ridge")
 
 
 def _dispersion(distribution: DistributionSpec) -> Iterator[Note]:
     if distribution.estimates_scale and distribution.name != "Gaussian":
-        yield Note(
-            "dispersion",
-            "Standard errors and the log-likelihood use Pearson's estimate of the dispersion; criteria use "
-            "that of maximum likelihood. Penalties apply to coefficients in the unit of the linear "
-            "predictor in which the weight of an entity at the mean response is one.",
-        )
+        yield NOTES.note("dispersion")
     if not distribution.canonical:
-        yield Note(
-            "expected_information",
-            "The link is not canonical: standard errors come from the expected information.",
-        )
+        yield NOTES.note("expected_information")
 
 
 def _debiased(outcome: SelectionOutcome, found: DebiasedFit | None) -> Iterator[Note]:
@@ -259,30 +357,10 @@ def _debiased(outcome: SelectionOutcome, found: DebiasedFit | None) -> Iterator[
         # The table has all columns, so a note states which of them the penalty selected.
         names = [layout.names[j] for j in np.flatnonzero(outcome.fitted.path.selected[outcome.fitted.chosen])]
         others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
-        yield Note(
-            "selected",
-            f"Selected by {outcome.plan.setup.penalty.name}: "
-            f"{', '.join(names[:MOST_NAMES]) or 'no column'}{others}. The table has debiased estimates "
-            "of all columns; selection_report() and .params have the penalized ones.",
-        )
-        near = found.correlation > CLOSE
-        text = (
-            "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed "
-            "for {relaxed} of {columns} columns, because their standard errors would otherwise be more than "
-            "a quarter larger; the other estimates have no bias of first order."
-        )
-        low = (
-            " A relaxed column is correlated at {correlation:.2f} with another one: in simulations with such "
-            "columns, 95 % intervals of nonzero coefficients covered 87 to 91 %."
-        )
-        yield Note(
-            "debiased",
-            text + low * near,
-            "warning" if near else "info",
-            values={
-                "lam": float(found.lam),
-                "relaxed": int(found.relaxed),
-                "columns": layout.p,
-                "correlation": float(found.correlation),
-            },
-        )
+        penalty = outcome.plan.setup.penalty.name
+        yield NOTES.note("selected", penalty=penalty, names=names[:MOST_NAMES] or "no column", others=others)
+        values = {"lam": found.lam, "relaxed": found.relaxed, "columns": layout.p}
+        if found.correlation > CLOSE:
+            yield NOTES.note("debiased/correlated", correlation=found.correlation, **values)
+        else:
+            yield NOTES.note("debiased", **values)

@@ -13,8 +13,9 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.summary import Note, coefficient_sheet
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.notes import Note
+from fedstat.inference.summary import coefficient_sheet
+from fedstat.inference.tables import Sheet, SheetSummary, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.models.vertical.exchange.patterns import role_notes
@@ -22,7 +23,7 @@ from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTest
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_model
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.em_fit import MissingBlocksFit
-from fedstat.models.vglm.notes import fit_notes
+from fedstat.models.vglm.notes import claims_of, fit_notes
 from fedstat.models.vglm.outcome import (
     SHRUNKEN,
     SPENT,
@@ -44,48 +45,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------
 # Statements on standard errors after a selection, and results with one such statement.
 
-MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
-"""Share of intervals that miss, and of null columns that are rejected, after BIC and by a split:
-simulation."""
-WEAK_MISSED = 0.20
-"""Share of intervals that miss after BIC if all effects are weak: simulation."""
-NAIVE_CLAIM = (
-    "Naive intervals (conditional on the selected model): standard errors, tests and intervals ignore that "
-    f"the same entities selected the columns. In simulations, {MISSED:.2f} to {WEAK_MISSED:.2f} of the 95 % "
-    "intervals missed (false coverage rate; nominal .05). Use fit(inference='debiased') or "
-    "fit(inference='split')."
-)
-SIMULATED_CLAIM = (
-    " Simulated with 200 entities and 30 skewed columns; ten have effects of .05 to 1 residual "
-    f"standard deviations: {MISSED:.2f} of the 95 % intervals after BIC missed (false coverage rate), and "
-    f"{CALLED:.2f} of the selected columns without an effect had a p-value below .05; with inference='split' "
-    f"{APART_MISSED:.2f} and {APART_CALLED:.2f}. With 300 entities, 60 columns and six effects of .05 to .3, "
-    f"{WEAK_MISSED:.2f} of the intervals after BIC missed."
-)
-CONDITIONAL_CLAIM = (
-    "Conditional on selection: standard errors, tests and intervals treat the selected columns as given. "
-    "They ignore the search among columns, which is harmless only if no true coefficient is near zero. "
-    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
-    "selection, fit(inference='split') those of selected columns on other entities." + SIMULATED_CLAIM
-)
-DEBIASED_CLAIM = (
-    "Debiased: a lasso tuned for prediction (smallest AIC), and one Newton step with the nodewise lasso's "
-    "inverse of the information. Intervals are valid for every single column, selected or not, near zero or "
-    "not, as the number of entities grows, if the model with all columns and its variance are correct. They "
-    "are not adjusted for the number of columns, and ignore the tuning of the lasso."
-)
-SPLIT_CLAIM = (
-    "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
-    "Intervals are conditional on these columns: they are for the coefficients of the model with only these "
-    "columns, which equal those of the model with all columns only if no relevant column was left out. "
-    "Another split may select other columns; fit(inference='split', splits=50, folds=10) uses many (normal "
-    "family)." + SIMULATED_CLAIM
-)
-EVERY_CLAIM = (
-    "Maximum likelihood of all columns, without a penalty. Intervals are valid for every single column, "
-    "selected or not, if the model with all columns is correct. They are not adjusted for the number of "
-    "columns."
-)
 COVARIANCES = {"debiased": "debiased", "split": "observed, other half", "every": "observed"}
 METHODS = {"debiased": "debiased lasso", "every": "maximum likelihood"}
 TITLES = {
@@ -94,16 +53,6 @@ TITLES = {
     "split": ", sample splitting: selected in one half, estimated in the other",
     "every": ", without a penalty: all columns, for any selection",
 }
-CLAIMS = {
-    "conditional": (
-        Note("naive_intervals", NAIVE_CLAIM, "critical"),
-        Note("conditional_claim", CONDITIONAL_CLAIM),
-    ),
-    "debiased": (Note("debiased_claim", DEBIASED_CLAIM),),
-    "split": (Note("split_claim", SPLIT_CLAIM),),
-    "every": (Note("every_claim", EVERY_CLAIM),),
-}
-"""Statements on standard errors, by inference."""
 
 
 class RefitResults(CoefficientResults, saved_as="fedstat vglm refit 1", record=EstimateRecord):
@@ -167,6 +116,23 @@ class SelectionRecord:
     def estimate(self) -> Estimate:
         """Penalized estimates."""
         return self.predictor.estimate
+
+
+def _covariance_line(result: VerticalGLMResults) -> str:
+    return COVARIANCES.get(result.selection.inference, result._covariance_words)
+
+
+def _selected_line(result: VerticalGLMResults) -> str:
+    coefficients = result.selection.coefficients[result.selection.chosen]
+    shown = result.lam > 0.0 and result._selects
+    return f"{np.count_nonzero(coefficients)} of {len(coefficients)}" if shown else ""
+
+
+def _chosen_line(result: VerticalGLMResults) -> str:
+    selection = result.selection
+    if result.lam == 0.0:
+        return ""
+    return selection.select if len(selection.lambdas) > 1 else "given"
 
 
 class VerticalGLMResults(
@@ -257,7 +223,7 @@ class VerticalGLMResults(
             estimate, layout.sites, outcome.distribution, {}, layout.active, means, column_means(outcome)
         )
         debiased = every or make_debiased(response, outcome)
-        claims = CLAIMS[selection.inference]
+        claims = claims_of(selection.inference)
         alone = selection.lam == 0.0 or selection.penalty == "ridge" or bool(outcome.fitted.unbounded)
         if selection.inference == "conditional" and alone:
             claims = ()
@@ -306,9 +272,9 @@ class VerticalGLMResults(
         """
         if self._record.refit is None:
             spent = SPENT if self._selects else SHRUNKEN
-            reason = next((note.text for note in self._record.notes if note.kind == "no_refit"), spent)
+            reason = next((str(note) for note in self._record.notes if note.kind == "no_refit"), spent)
             raise NotAvailableError(f"no fit on the selected columns: {reason}")
-        claims = CLAIMS["split" if self.selection.inference == "split" else "conditional"]
+        claims = claims_of("split" if self.selection.inference == "split" else "conditional")
         found = RefitResults(EstimateRecord(estimate=self._record.refit, notes=claims), self._ledger)
         found.parent = self
         return found
@@ -328,7 +294,7 @@ class VerticalGLMResults(
         if self._record.debiased is None:
             raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
         kind = self.selection.inference
-        record = EstimateRecord(estimate=self._record.debiased, notes=CLAIMS[kind])
+        record = EstimateRecord(estimate=self._record.debiased, notes=claims_of(kind))
         found = DebiasedResults(record, self._ledger)
         found.method_name = METHODS[kind]
         found.parent = self
@@ -544,24 +510,25 @@ class VerticalGLMResults(
         frame = frame[(frame["estimate"] != 0.0) | (frame["term"] == INTERCEPT)]
         return coefficient_sheet(frame, {}, self._record.refit is not None, alpha, "z")
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        rows, s = dict(super()._summary_left()), self.selection
-        if self.estimate.rsquared is None:
-            del rows["R-squared"]
-        rows["Model Family"] = s.family
-        if s.inference != "conditional":
-            rows["Covariance Type"] = COVARIANCES[s.inference]
-        if self.lam > 0.0:
-            if self._selects:
-                rows["Selected"] = (
-                    f"{np.count_nonzero(s.coefficients[s.chosen])} of {s.coefficients.shape[1]}"
-                )
-            rows["Lambda"] = number(self.lam)
-            rows["Chosen by"] = s.select if len(s.lambdas) > 1 else "given"
-        if not s.solved.all():
-            rows["Lambdas solved"] = f"{s.solved.sum()} of {len(s.lambdas)}"
-        rows["KKT violation"] = f"{s.kkt[s.chosen]:.1e} of lambda_max"
-        return list(rows.items())
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Model", "model_name", ""),
+        ("Method", "method_name", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Df Model", "estimate.df_model", "g"),
+        ("R-squared", "estimate.rsquared", number),
+        ("Log-Likelihood", "llf", two_digits),
+        ("AIC", "aic", two_digits),
+        ("BIC", "bic", two_digits),
+        ("Covariance Type", "", _covariance_line),
+        ("Converged", "converged", yes_or_no),
+        ("Model Family", "selection.family", ""),
+        ("Selected", "", _selected_line),
+        ("Lambda", "lam", lambda lam: number(lam) if lam > 0.0 else ""),
+        ("Chosen by", "", _chosen_line),
+        ("Lambdas solved", "selection.solved", lambda s: "" if s.all() else f"{s.sum()} of {len(s)}"),
+        ("KKT violation", "selection", lambda s: f"{s.kkt[s.chosen]:.1e} of lambda_max"),
+    )
 
     def _summary_notes(self) -> Iterator[Note]:
         # Columns that were not selected have no standard error; one sentence for all of them suffices.

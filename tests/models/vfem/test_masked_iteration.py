@@ -12,8 +12,8 @@ from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import unpack_reply
 from fedstat.models.vfem.base_model import make_layout
+from fedstat.models.vfem.diagnostics import count_exposed
 from fedstat.models.vfem.iteration import steps
-from fedstat.models.vfem.notes import count_exposed
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

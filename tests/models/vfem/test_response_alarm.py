@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import fedstat as fs
-from fedstat.models.vfem.notes import LEAST_ASYMMETRY, LEAST_TAILS, NORMAL_TAILS, SYMMETRY_SD, TAILS_SD
+from fedstat.models.vfem.diagnostics import LEAST_ASYMMETRY, LEAST_TAILS, NORMAL_TAILS, SYMMETRY_SD, TAILS_SD
 
 ERRORS = {
     "normal": lambda random, n: random.normal(size=n),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from coverage_simulation import CELL, SETTINGS, coverage, false_selections, write_table
 
-from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, CALLED, MISSED, WEAK_MISSED
+from fedstat.models.vglm.notes import APART_CALLED, APART_MISSED, CALLED, MISSED, WEAK_MISSED
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")]
 RUNS = {"linear": 600, "logistic": 500}

@@ -16,11 +16,12 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.cardinality import EXACT
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import exchange_grams, standardize_columns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.notes import NOTES
 from fedstat.models.vertical.pattern_merging import LARGEST_SHARE, MergePlan, PatternRule, plan_merges
 from fedstat.typing import Bools, Ints
 
@@ -310,11 +311,7 @@ def remember_patterns(
 def reused_pattern_notes(layout: Layout) -> Iterator[Note]:
     """Report how many records a fit left out because an earlier one had left them out."""
     if layout.aside:
-        yield Note(
-            "reused_patterns",
-            f"{layout.aside:,} records count as missing, as in an earlier fit of this partition that merged "
-            "small missing patterns: sums with them would differ from earlier ones by few entities.",
-        )
+        yield NOTES.note("reused_patterns", records=layout.aside)
 
 
 def _read(layout: Layout, site: str) -> list[tuple[str, ...]]:
@@ -334,32 +331,24 @@ def _entities(layout: Layout, partition: ClientPartition) -> Ints:
 # ----------------------------------------------------------------------------------------------------
 # Notes on sums by missing pattern: what was merged, its cost, and how to avoid it.
 
-DITHERED = (
-    "Before it was summed, every value was moved by up to .005 standard deviations of its column (dither), "
-    "by secrets of {sites}. Standard errors account for it, and estimates change by a small part of these "
-    "if keys change."
-)
-
 
 def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
     """State which entities count as missing although they are observed."""
     plan = exchange.plan
     if exchange.columns and exchange.lost:
-        yield Note(
-            "merged_patterns",
-            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as missing "
-            f"in {plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would "
-            "lack everything are left out.",
-        )
+        values, entities = values_left_out(exchange.lost), plan.moved + plan.trimmed
+        yield NOTES.note("merged_patterns/values", values=values, entities=entities, left_out=plan.left_out)
     elif plan.changes:
-        yield Note(
-            "merged_patterns",
-            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at a "
-            f"site that has them, and {plan.left_out:,} that would lack everything are left out."
-            f"{merged_by_site(exchange)}",
+        by_site = merged_by_site(exchange)
+        yield NOTES.note("merged_patterns", entities=plan.moved, left_out=plan.left_out, by_site=by_site)
+    if (cost := exchange.by_bits) is not None and cost.lost:
+        yield NOTES.note(
+            "merging_cost",
+            lost=[f"{m:,} at {site}" for site, m in cost.lost.items()],
+            exact=f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else "",
+            entities=cost.short,
+            sites=cost.sites,
         )
-    if exchange.by_bits is not None and exchange.by_bits.lost:
-        yield Note("merging_cost", merging_cost_note(exchange.by_bits))
 
 
 def merged_by_site(exchange: PatternExchange) -> str:
@@ -405,29 +394,12 @@ def noise_added(layout: Layout | None) -> str:
 def dither_notes(layout: Layout) -> Iterator[Note]:
     """State whose columns were dithered."""
     if sites := dithering_sites(layout):
-        yield Note("dither", DITHERED.format(sites=", ".join(sites)))
-
-
-def merging_cost_note(cost: CardinalityCost) -> str:
-    """State the cost of protecting columns of few values in sums, and how to avoid it."""
-    lost = ", ".join(f"{m:,} at {site}" for site, m in cost.lost.items())
-    exact = f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else ""
-    return (
-        "Some of these entities count as missing so that sums do not determine columns of few values (such "
-        f"as indicators): {lost}. Standard errors increase as if these records did not exist. To keep them:"
-        f"{exact} {cost.short:,} more entities in the patterns concerned; fewer columns; or the line  "
-        f'discrete = "any"  in policy.toml of {", ".join(cost.sites)}.'
-    )
+        yield NOTES.note("dither", sites=sites)
 
 
 def sums_note(how: str, smallest: int, more: str = "") -> Note:
     """State that only sums were released, `how` divided (", by fold"), and of how many entities."""
-    return Note(
-        "sums",
-        "Sums of the columns and of their products were exchanged once{how}; no row-level values left a "
-        "site. Every sum is over at least {smallest:,} entities.{more}",
-        values={"how": how, "smallest": int(smallest), "more": more},
-    )
+    return NOTES.note("sums", how=how, smallest=smallest, more=more)
 
 
 def dealer_notes(
@@ -440,21 +412,11 @@ def dealer_notes(
     pairs = Counter(dealer or "the coordinator" for dealer in dealers.values())
     if not pairs:
         return
-    listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
-    yield Note(
-        "dealers",
-        "Products between sites come from secure multiplication among sites that follow the protocol but may "
-        "analyze what they receive (semi-honest). A third party deals the random numbers for two sites "
-        f"({listed}{see}), and must not collude with either of them. If the coordinator colludes with a "
-        "site, both together learn the sums of the other sites' products with columns that they can read.",
-    )
+    listed = [f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items()]
+    yield NOTES.note("dealers", pairs=listed, see=see)
     for site in bystanders:
         if site in dealers.values():
-            yield Note(
-                "bystander",
-                f"{site} has no part in this model, and deals for two other sites: it learns how "
-                "many entities both have, by missing pattern.",
-            )
+            yield NOTES.note("bystander", site=site)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -478,28 +440,18 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     """
     stated = {} if ledger.receipt is None else ledger.receipt.statements
     so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
-    earlier = f", {so_far - numbers:,} of them in other analyses," if so_far > numbers else ""
-    held, unknown, numbers = so_far * MANTISSA_BITS, columns * MANTISSA_BITS, so_far
-    yield Note(
-        "solvable",
-        "The coordinator and the response holder can solve for unknown values: {numbers:,} numbers for every "
-        f"entity{earlier} are {held:,} bits, compared with at most {unknown:,} of the {{columns}} columns "
-        f"({MANTISSA_BITS} per number, 1 for a column of two values). {_verdict(numbers, columns)} Masks "
-        "hide a site's part of one round, but not of many.",
-        values={"numbers": int(numbers), "columns": columns},
-    )
-
-
-def _verdict(numbers: int, columns: int) -> str:
-    if numbers >= columns:
-        return (
-            "That is enough for the rows of ALL sites, masked or not: treat them as disclosed. Fits of "
-            "the normal family from sums that are exchanged once release no row-level values."
-        )
-    return (
-        f"That is too few for {columns} columns of many values, and enough for "
-        f"{'all' if numbers * MANTISSA_BITS >= columns else numbers * MANTISSA_BITS} of them if they have "
-        "two."
+    held, values = so_far * MANTISSA_BITS, {}
+    if so_far < columns:
+        values = {"binary": "all" if held >= columns else held}
+    yield NOTES.note(
+        "solvable" if values else "solvable/rows",
+        numbers=so_far,
+        earlier=f", {so_far - numbers:,} of them in other analyses," if so_far > numbers else "",
+        held=held,
+        unknown=columns * MANTISSA_BITS,
+        columns=columns,
+        bits=MANTISSA_BITS,
+        **values,
     )
 
 
@@ -507,16 +459,6 @@ def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
     """Describe the offset and the weights, and their meaning."""
     for role, name in roles.items():
         if role == "offset":
-            yield Note(
-                "offset",
-                "The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
-                "independent of missing columns. Predictions are those at an offset of zero.",
-                values={"name": name},
-            )
-            continue
-        meaning = (
-            f"The value of '{name}' is the number of entities that a row represents"
-            if role == "freq_weights"
-            else f"The variance of the response is the error variance divided by '{name}'"
-        )
-        yield Note("weights", f"{meaning}; every site received the weights of its entities.")
+            yield NOTES.note("offset", name=name)
+        else:
+            yield NOTES.note("weights/frequency" if role == "freq_weights" else "weights", name=name)

@@ -12,14 +12,15 @@ import pandas as pd
 from scipy import stats
 from scipy.linalg import solve_triangular
 
-from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError, warn
+from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError, Remedy, warn
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.joint_normal.edges import Between, edges_between, undetermined_pairs
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_model, fit_joint_normal
 from fedstat.models.vertical.joint_normal.likelihood import inverse_by_pattern, observed
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.notes import NOTES
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -155,15 +156,18 @@ def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | Non
     return worst, min(1.0, worst.pvalue * len(tests))
 
 
-def most_correlated(moments: PatternMoments, instead: str) -> Iterator[Note]:
+def most_correlated(moments: PatternMoments, instead: Remedy) -> Iterator[Note]:
     """Name the most clearly correlated blocks, and what to do `instead` if the assumption fails."""
     if found := worst_pair(moments):
         pair, pvalue = found
-        yield Note(
+        yield NOTES.note(
             "most_correlated",
-            f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
-            f"{pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)} (times the number of "
-            "pairs)." + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else ""),
+            remedy=instead if pvalue < REJECTED else None,
+            first=pair.first,
+            second=pair.second,
+            canonical=pair.canonical,
+            entities=pair.n,
+            p=format_pvalue(pvalue),
         )
 
 
@@ -284,28 +288,16 @@ def choice_notes(choice: BetweenChoice, *, ranges: bool) -> Iterator[Note]:
     if choice.between == "free":
         return
     assert choice.pvalue is not None
-    yield Note(
+    yield NOTES.note(
         "assumed_independent",
-        f"BLOCKS ASSUMED INDEPENDENT: {'; '.join(choice.unchecked)} share too few entities to check this; "
-        f"the other sites do not contradict it ({format_pvalue(choice.pvalue)})"
-        + ("; see .sensitivity()" if ranges else ""),
-        "critical",
+        pairs="; ".join(choice.unchecked),
+        p=format_pvalue(choice.pvalue),
+        see="; see .sensitivity()" if ranges else "",
     )
-    yield Note(
-        "between_chosen",
-        "Estimates, standard errors, tests and intervals assume independent blocks, which the data chose "
-        "(between=None)."
-        + (
-            f" The columns '{OPEN[0]}' and '{OPEN[1]}' have the smallest and the largest value of a "
-            "coefficient if the sites that cannot be checked are correlated, without sampling error; they "
-            "are blank where the data determine the coefficient."
-            if ranges
-            else ""
-        )
-        + " A correlation that the test does not detect biases coefficients; between='free' estimates those "
-        "that it can.",
-        "warning",
-    )
+    if ranges:
+        yield NOTES.note("between_chosen/ranges", lowest=OPEN[0], highest=OPEN[1])
+    else:
+        yield NOTES.note("between_chosen")
 
 
 def contradiction(choice: BetweenChoice | None) -> str:
