@@ -49,6 +49,9 @@ PACKAGE = os.path.join(os.path.dirname(__file__), "")
 class Remedy:
     """A call that helps, as text that runs once its fields are filled, and the sentence that names it.
 
+    A call of ``fit(...)``, ``from_formula(...)`` or another member is one of the model or the result that has
+    the remedy; three dots are the arguments of that model. Other calls begin with a name of fedstat.
+
     The `text` may have the fields ``call`` and ``arguments``, which are those of the call, and fields of the
     call itself. Errors and notes have a remedy, so that what they recommend can be executed.
     """
@@ -58,8 +61,9 @@ class Remedy:
 
     @property
     def arguments(self) -> str:
-        """What is between the outer brackets of the call."""
-        return self.call.partition("(")[2].removesuffix(")")
+        """What the call has in brackets: of ``from_formula``, if it is there, and else of ``fit``."""
+        inner = self.call.partition("(")[2].partition(").fit(")[0]
+        return inner.removesuffix(")").removeprefix("..., ")
 
     def sentence(self, **values: Any) -> str:
         """Return the sentence, with fields filled."""

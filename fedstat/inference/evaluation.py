@@ -20,9 +20,10 @@ from fedstat.inference.discrimination import (
     discrimination,
     roc_points,
 )
+from fedstat.inference.notes import Catalogue, Note, info, warning
 from fedstat.inference.plots import plot_calibration, plot_roc
 from fedstat.inference.recalibration import Recalibration
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Floats, Ints
@@ -39,6 +40,30 @@ LOGARITHMS = (-25.0, 30.0)
 """Range of the bins of the logarithm of a mean, in any units."""
 HALF, BEND, BIN_WIDTHS = 80, 4.0, 10.0
 """Bins of other predictors on either side, how much wider the outer ones are, and how far they reach."""
+OWN_ROWS = (
+    "The model was fitted to these rows. Its figures are better here than on other rows, and the calibration "
+    "slope is about 1 by construction: evaluate(partition) judges it on other rows."
+)
+NOTES = Catalogue(
+    {
+        "own_rows": warning(OWN_ROWS),
+        "accuracy": info("{source}"),
+        "recalibration": info("{source}"),
+        "remark": info("{remark}"),
+        "merged_bins": info("Bins of fewer than {least} {counted} were merged with a neighbor."),
+        "auc": info(
+            "AUC from counts in {bins} bins of the prediction, where ties within a bin count one half. "
+            "Intervals of 95 % are for its logit, with Student's t. Standard error: Hanley and McNeil "
+            "(1982), with its two probabilities counted from the bins. The AUC of all sites also ranks rows "
+            "of different sites against each other."
+        ),
+        "auc_bounds": info(
+            "From the bins, the AUC of these rows over all sites is between {low:.3f} and {high:.3f}; this "
+            "is not an interval for other rows."
+        ),
+        "brier": info("Brier score, all sites: {score:.4f}, from sums over rows."),
+    }
+)
 
 
 def bin_edges(distribution: DistributionSpec, center: float, width: float) -> Floats:
@@ -189,12 +214,6 @@ ROUNDING = 1e-6
 WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 7, 7, 7, 7)
 NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 11)
 POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
-
-
-OWN_ROWS = (
-    "The model was fitted to these rows. Its figures are better here than on other rows, and the calibration "
-    "slope is about 1 by construction: evaluate(partition) judges it on other rows."
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -551,33 +570,22 @@ class Evaluation(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if self.own_rows:
-            yield Note("own_rows", OWN_ROWS, "warning")
+            yield NOTES.note("own_rows")
         yield from self._binary_notes() if self.binary else ()
         if self.accuracy is not None:
-            yield Note("accuracy", self.accuracy.note)
+            yield NOTES.note("accuracy", source=self.accuracy.note)
         if self.recalibration is not None:
-            yield Note("recalibration", self.recalibration.note)
-        yield from (Note("remark", remark) for remark in self.remarks)
+            yield NOTES.note("recalibration", source=self.recalibration.note)
+        yield from (NOTES.note("remark", remark=remark) for remark in self.remarks)
         if self.least > 1:
-            text = f"Bins of fewer than {self.least} {self.counted} were merged with a neighbor."
-            yield Note("merged_bins", text)
+            yield NOTES.note("merged_bins", least=self.least, counted=self.counted)
 
     def _binary_notes(self) -> Iterator[Note]:
         all_ = self.discrimination[ALL]
-        yield Note(
-            "auc",
-            f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
-            "one half. Intervals of 95 % are for its logit, with Student's t. Standard error: Hanley and "
-            "McNeil (1982), with its two probabilities counted from the bins. The AUC of all sites also "
-            "ranks rows of different sites against each other.",
-        )
-        yield Note(
-            "auc_bounds",
-            f"From the bins, the AUC of these rows over all sites is between {all_.at_least:.3f} and "
-            f"{all_.at_most:.3f}; this is not an interval for other rows.",
-        )
+        yield NOTES.note("auc", bins=len(self.edges) - 1)
+        yield NOTES.note("auc_bounds", low=all_.at_least, high=all_.at_most)
         if self.squares is not None:
-            yield Note("brier", f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
+            yield NOTES.note("brier", score=self.brier)
 
 
 def _ratio(observed: Floats, expected: Floats) -> Floats:

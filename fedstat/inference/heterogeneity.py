@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
 from fedstat.inference.meta_analysis import (
@@ -22,8 +22,9 @@ from fedstat.inference.meta_analysis import (
     combine_sites,
     dersimonian_laird,
 )
+from fedstat.inference.notes import Catalogue, Note, info
 from fedstat.inference.plots import plot_forest
-from fedstat.inference.summary import Note, Report, made_from
+from fedstat.inference.summary import Report, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.spline_names import canonical_name, close_names, find_name, short_names
 from fedstat.typing import Floats
@@ -40,6 +41,44 @@ NOT_REQUESTED = "not requested"
 NO_PARTS = (
     "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
     "do not have; use fit(masked=False), or fit again without the site"
+)
+METHODS = (
+    "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
+    "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, the "
+    "share of the spread beyond chance, with its {level:g} % interval, is by moments. "
+)
+NOTES = Catalogue(
+    {
+        "verdict": info("{verdict}"),
+        "no_own_estimates": info(
+            "No own estimates: {sites}. They enter the score test{changes}; Q, I2, tau and the random "
+            "effects use the other {others} of {total} sites."
+        ),
+        "few_sites": info(
+            "With {sites} sites Q has little power, and tau is poorly determined: the interval of the random "
+            "effects has t quantiles with {df} degree{plural} of freedom, and is wide."
+        ),
+        "one_dispersion": info(
+            "The score test assumes the same dispersion (residual variance) at all sites: if sites differ "
+            "only in the dispersion, it rejects too often. {remedy} give each its own dispersion.",
+            Remedy("fit(local=True)", "Own fits of all sites ({arguments})"),
+        ),
+        "methods": info(
+            METHODS + "{source}; the changes are one Newton step, in standard errors of the common model."
+        ),
+        "methods/masked": info(
+            METHODS
+            + "{source}; the estimates without each of the {sites} sites are not available, because sums are "
+            "masked: see {remedy}.",
+            Remedy("fit(masked=False)"),
+        ),
+        "two_estimators": info(
+            "REML and moments do not agree on whether sites vary in: {terms}. tau by moments belongs to I2 "
+            "(random_effects('DL')). With few sites this is uncertain: see the interval of I2."
+        ),
+        "partial": info("Compared only over the sites that determine it: {terms}."),
+        "one_site": info("Determined at fewer than two sites: {terms}."),
+    }
 )
 
 
@@ -94,10 +133,6 @@ class SiteComparison:
 
 FEW_SITES = 5
 """Fewest sites for which the variance between them is reliable."""
-ONE_DISPERSION = (
-    "The score test assumes the same dispersion (residual variance) at all sites: if sites differ only in "
-    "the dispersion, it rejects too often. Own fits of all sites (local=True) give each its own dispersion."
-)
 HEADER_WIDTHS = (30, 16, 26, 20)
 COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
 SITE_WIDTHS = (24, 10, 30, 28)
@@ -182,37 +217,26 @@ def _largest_change(change: pd.Series) -> str:
 def comparison_notes(result: SiteComparison) -> Iterator[Note]:
     """State what differs between sites, and the limits of the comparison."""
     none = result.estimates.isna().all(axis=1)
-    yield Note("verdict", _verdict(result))
+    yield NOTES.note("verdict", verdict=_verdict(result))
     if none.any():
-        yield Note(
+        yield NOTES.note(
             "no_own_estimates",
-            f"No own estimates: {', '.join(_names(none.index[none]))}. They enter the score "
-            f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
-            f"effects use the other {int((~none).sum())} of {len(none)} sites.",
+            sites=", ".join(_names(none.index[none])),
+            changes=" and the changes" if result.without_each is not None else "",
+            others=int((~none).sum()),
+            total=len(none),
         )
     yield from _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
     if 1 < most < FEW_SITES:
-        yield Note(
-            "few_sites",
-            f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
-            f"effects has t quantiles with {most - 1} degree{'s' * (most > 2)} of freedom, and is wide.",
-        )
+        yield NOTES.note("few_sites", sites=most, df=most - 1, plural="s" * (most > 2))
     if result.one_dispersion:
-        yield Note("one_dispersion", ONE_DISPERSION)
-    changes = (
-        "the changes are one Newton step, in standard errors of the common model."
-        if result.without_each is not None
-        else f"the estimates without each of the {len(result.sites)} sites are not available, because sums "
-        "are masked: see fit(masked=False)."
-    )
-    yield Note(
-        "methods",
-        "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
-        "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, "
-        f"the share of the spread beyond chance, with its {100 * (1 - result.alpha):g} % interval, is "
-        f"by moments. {_joint_source(result)}; {changes}",
-    )
+        yield NOTES.note("one_dispersion")
+    values = {"level": 100 * (1 - result.alpha), "source": _joint_source(result)}
+    if result.without_each is None:
+        yield NOTES.note("methods/masked", sites=len(result.sites), **values)
+    else:
+        yield NOTES.note("methods", **values)
     yield from _two_estimators(result)
 
 
@@ -228,11 +252,7 @@ def _two_estimators(result: SiteComparison) -> Iterator[Note]:
                 f"{name} (tau {number(tau2**0.5)}, I2 {_percent(i2)}; by moments tau {number(moments)})"
             )
     if apart:
-        yield Note(
-            "two_estimators",
-            f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments "
-            "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2.",
-        )
+        yield NOTES.note("two_estimators", terms=apart)
 
 
 def _joint_source(result: SiteComparison) -> str:
@@ -289,9 +309,9 @@ def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> Iterator[
     ]
     alone = _names(table.index[table["df"] == 0]) if len(estimates) > 1 else []
     if partial:
-        yield Note("partial", f"Compared only over the sites that determine it: {'; '.join(partial)}.")
+        yield NOTES.note("partial", terms="; ".join(partial))
     if alone:
-        yield Note("one_site", f"Determined at fewer than two sites: {', '.join(alone)}.")
+        yield NOTES.note("one_site", terms=alone)
 
 
 def _names(index: pd.Index) -> Sequence[str]:

@@ -14,8 +14,9 @@ from fedstat.errors import ModelError
 from fedstat.inference import meta_analysis
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import FEW_SITES
+from fedstat.inference.notes import Catalogue, Note, info, warning
 from fedstat.inference.plots import plot_forest
-from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
@@ -35,6 +36,34 @@ TESTS = {
 }
 EFFECT_WIDTHS = (26, 11, 11, 10, 8, 11, 11)
 SITE_WIDTHS = (26, 11, 11, 11, 11, 10, 10)
+NOTES = Catalogue(
+    {
+        "verdict/differ": warning(
+            "The effects differ between sites. The common effect is then an average, and its interval is too "
+            "short: report the random effects and the interval of a further site."
+        ),
+        "verdict": info(
+            "There is no evidence that effects differ between sites. This does not show that they are equal: "
+            "see the interval of I2."
+        ),
+        "two_estimators": info(
+            "tau2 is {tau2} by {method} and {moments} by moments (method='DL'). Use the interval of tau2, "
+            "because the data do not determine it well."
+        ),
+        "few_sites": info(
+            "With {sites} sites Q has little power and tau2 is poorly determined: the intervals of random "
+            "effects are wide."
+        ),
+        "methods": info(
+            "tau2 is by {estimator}; the interval of random effects uses {tests}. Standard errors of sites "
+            "are taken as known."
+        ),
+        "assumptions": info(
+            "The sites must have different people and must estimate the same quantity: the same model, "
+            "columns, units and reference levels."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,42 +229,19 @@ class MetaResults(Report):
     def _summary_notes(self) -> Iterator[Note]:
         fit = self.fit
         if fit.p_value < self.alpha:
-            yield Note(
-                "verdict",
-                "The effects differ between sites. The common effect is then an average, and its interval is "
-                "too short: report the random effects and the interval of a further site.",
-                "warning",
-            )
+            yield NOTES.note("verdict/differ")
         else:
-            yield Note(
-                "verdict",
-                "There is no evidence that effects differ between sites. This does not show that they are "
-                "equal: see the interval of I2.",
-            )
+            yield NOTES.note("verdict")
         moments = meta_analysis.dersimonian_laird(self.estimates.to_numpy(), self.std_errors.to_numpy() ** 2)
         if (moments > 0.0) != (self.tau2 > 0.0):
-            yield Note(
-                "two_estimators",
-                f"tau2 is {number(self.tau2)} by {self.method} and {number(moments)} by moments "
-                "(method='DL'). Use the interval of tau2, because the data do not determine it well.",
+            yield NOTES.note(
+                "two_estimators", tau2=number(self.tau2), method=self.method, moments=number(moments)
             )
         if fit.sites < FEW_SITES:
-            yield Note(
-                "few_sites",
-                f"With {fit.sites} sites Q has little power and tau2 is poorly determined: the intervals of "
-                "random effects are wide.",
-            )
+            yield NOTES.note("few_sites", sites=fit.sites)
         df = f"{fit.df} degree{'s' * (fit.df > 1)} of freedom"
-        yield Note(
-            "methods",
-            f"tau2 is by {METHODS[self.method]}; the interval of random effects uses "
-            f"{TESTS[self.test].format(df=df)}. Standard errors of sites are taken as known.",
-        )
-        yield Note(
-            "assumptions",
-            "The sites must have different people and must estimate the same quantity: the same model, "
-            "columns, units and reference levels.",
-        )
+        yield NOTES.note("methods", estimator=METHODS[self.method], tests=TESTS[self.test].format(df=df))
+        yield NOTES.note("assumptions")
 
     def __repr__(self) -> str:
         return self.summary().as_text()

@@ -12,7 +12,8 @@ import pandas as pd
 from scipy import optimize, special, stats
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
@@ -28,6 +29,18 @@ ROUNDED = 1e-10
 """Difference of a loss, minus twice a log-likelihood, that counts as rounding."""
 SMALLEST_Q = 1e-12
 """If all confidence is in a variance of zero, Q would have to be zero for any other."""
+NOTES = Catalogue(
+    {
+        "random_effects": info(
+            "Multivariate random effects of all coefficients together, with an unstructured covariance "
+            "between sites by restricted maximum likelihood. Q and I2 are joint as well."
+        ),
+        "t_tests": info(
+            "Standard errors and the test of no effect after Jackson and Riley (2014), who extend Hartung's "
+            "and Knapp's."
+        ),
+    }
+)
 
 
 def weighted_mean(b: Floats, v: Floats, tau2: Floats | float) -> tuple[Floats, Floats, Floats]:
@@ -529,17 +542,9 @@ class FactorCombination(Report):
         yield from (head, Sheet(heads, table, "l" + "r" * 5, WIDTHS))
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note(
-            "random_effects",
-            "Multivariate random effects of all coefficients together, with an unstructured covariance "
-            "between sites by restricted maximum likelihood. Q and I2 are joint as well.",
-        )
+        yield NOTES.note("random_effects")
         if not np.isinf(self.df_denom):
-            yield Note(
-                "t_tests",
-                "Standard errors and the test of no effect after Jackson and Riley (2014), who extend "
-                "Hartung's and Knapp's.",
-            )
+            yield NOTES.note("t_tests")
 
     def __repr__(self) -> str:
         return self.summary().as_text()

@@ -13,7 +13,8 @@ from scipy import stats
 from fedstat.errors import EstimationError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import bic
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
@@ -23,6 +24,15 @@ from fedstat.typing import Floats
 OVERLAP = 0.8
 """Relative entropy below which standard errors from the information may be too small."""
 TINY = 1e-300
+NOTES = Catalogue(
+    {
+        "weights": info(
+            "Entities in their most likely clusters, weighted by the inverse of the classification errors "
+            "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as known."
+        ),
+        "outside_unit": info("Shares below 0 or above 1 are due to the weights and few entities."),
+    }
+)
 
 
 def posterior_entropy(r: Floats) -> float:
@@ -231,14 +241,10 @@ class OutsideResults(Report):
         return {"nobs": self.nobs, "statistic": self.statistic, "df": self.df, "p_value": self.pvalue}
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note(
-            "weights",
-            "Entities in their most likely clusters, weighted by the inverse of the classification errors "
-            "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as known.",
-        )
+        yield NOTES.note("weights")
         shares = self.estimates["estimate"]
         if self.categorical and ((shares < 0.0) | (shares > 1.0)).any():
-            yield Note("outside_unit", "Shares below 0 or above 1 are due to the weights and few entities.")
+            yield NOTES.note("outside_unit")
 
     def __repr__(self) -> str:
         return self.summary().as_text()

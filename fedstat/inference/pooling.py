@@ -13,7 +13,8 @@ from statsmodels.stats.contrast import ContrastResults
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
-from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet, made_from
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.summary import STATEMENTS, Report, coefficient_sheet, made_from
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
@@ -22,6 +23,28 @@ from fedstat.typing import Floats
 # The same coefficients of several analyses, and results on their mean.
 
 LEAST = 2
+NOTES = Catalogue(
+    {
+        "rule": info(
+            "Means over {imputations} imputations, by Rubin's rules (1987); Student's t with degrees of "
+            "freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is the "
+            "fraction of missing information. wald_test() tests several coefficients together."
+        ),
+        "rule/tables": info(
+            "Means over {tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and v "
+            "within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each drawn "
+            "from a release of its own, as sample_tables() does, if the tables have the distribution of the "
+            "data. Student's t has df = (M - 1) (1 - v / ((1 + 1/M) b))^2."
+        ),
+        "floored": info("Variances (1 + 1/M) b - v below v are replaced by v: {names}."),
+        "measured": info(
+            "Measured on 20 tables of 10,000 rows, logistic, columns a copula: 95 % intervals cover .95 at "
+            "epsilon 1 and .99 at epsilon 3 (worst coefficient .93 and .98; 40 runs). They are wider than "
+            "those of PrivateCopulaGLM, which cover .95."
+        ),
+        "few_tables": warning("Fewer than {least} tables: the variances are uncertain."),
+    }
+)
 
 
 def read_analyses(
@@ -285,12 +308,7 @@ class PooledResults(MeanResults):
 
     def _summary_notes(self) -> Iterator[Note]:
         complete = "infinite" if np.isinf(self.df_complete) else f"{self.df_complete:g}"
-        yield Note(
-            "rule",
-            f"Means over {self.imputations} imputations, by Rubin's rules (1987); Student's t with degrees "
-            f"of freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is "
-            "the fraction of missing information. wald_test() tests several coefficients together.",
-        )
+        yield NOTES.note("rule", imputations=self.imputations, complete=complete)
 
 
 def barnard_rubin(m: int, share: Floats, df_complete: float) -> Floats:
@@ -418,11 +436,6 @@ def _covariances(results: Sequence[object], p: int) -> Floats | None:
 RECOMMENDED_TABLES = 20
 TOO_CLOSE = 1e-3
 """Probability of a spread as small as that of the estimates, below which tables are not separate ones."""
-MEASURED = (
-    "Measured on 20 tables of 10,000 rows, logistic, columns a copula: 95 % intervals cover .95 at epsilon 1 "
-    "and .99 at epsilon 3 (worst coefficient .93 and .98; 40 runs). They are wider than those of "
-    "PrivateCopulaGLM, which cover .95."
-)
 
 
 class CombinedResults(MeanResults):
@@ -468,20 +481,12 @@ class CombinedResults(MeanResults):
         return {"df": np.asarray(self.df_resid)}
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note(
-            "rule",
-            f"Means over {self.tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and "
-            "v within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each drawn "
-            "from a release of its own, as sample_tables() does, if the tables have the distribution "
-            "of the data. Student's t has df = (M - 1) (1 - v / ((1 + 1/M) b))^2.",
-        )
+        yield NOTES.note("rule/tables", tables=self.tables)
         if self.floored.any():
-            names = ", ".join(map(str, self.floored.index[self.floored]))
-            yield Note("floored", f"Variances (1 + 1/M) b - v below v are replaced by v: {names}.")
-        yield Note("measured", MEASURED)
+            yield NOTES.note("floored", names=self.floored.index[self.floored].tolist())
+        yield NOTES.note("measured")
         if self.tables < RECOMMENDED_TABLES:
-            text = f"Fewer than {RECOMMENDED_TABLES} tables: the variances are uncertain."
-            yield Note("few_tables", text, "warning")
+            yield NOTES.note("few_tables", least=RECOMMENDED_TABLES)
 
 
 def combine(results: Sequence[object]) -> CombinedResults:

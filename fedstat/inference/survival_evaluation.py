@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
 from fedstat.typing import Floats
@@ -23,9 +24,26 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OWN_ROWS = (
-    "The model was fitted to these rows. Its figures are better here than on other rows: evaluate(partition, "
-    "times=...) judges it on other rows."
+NOTES = Catalogue(
+    {
+        "own_rows": warning(
+            "The model was fitted to these rows. Its figures are better here than on other rows: "
+            "evaluate(partition, times=...) judges it on other rows."
+        ),
+        "integrated": info("Integrated Brier score from {first:g} to {last:g}: {score:.4f}."),
+        "censoring": info(
+            "Censored rows are represented by others, with weights from Kaplan and Meier's estimate of the "
+            "time of censoring. Censoring is assumed to be independent of the columns."
+        ),
+        "errors": info(
+            "AUC and Brier scores have no standard errors here: the weights are estimated, and errors that "
+            "ignore this would be wrong."
+        ),
+        "merged_bins": info(
+            "Bins of the linear predictor with fewer than {least} rows at a site were merged with a "
+            "neighbor; the AUC counts rows of a bin as ties."
+        ),
+    }
 )
 
 
@@ -272,29 +290,15 @@ class SurvivalEvaluation(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if self.own_rows:
-            yield Note("own_rows", OWN_ROWS, "warning")
+            yield NOTES.note("own_rows")
         if len(self.times) > 1:
-            yield Note(
-                "integrated",
-                f"Integrated Brier score from {self.times[0]:g} to {self.times[-1]:g}: "
-                f"{self.integrated_brier:.4f}.",
+            yield NOTES.note(
+                "integrated", first=self.times[0], last=self.times[-1], score=self.integrated_brier
             )
-        yield Note(
-            "censoring",
-            "Censored rows are represented by others, with weights from Kaplan and Meier's estimate of the "
-            "time of censoring. Censoring is assumed to be independent of the columns.",
-        )
-        yield Note(
-            "errors",
-            "AUC and Brier scores have no standard errors here: the weights are estimated, and errors that "
-            "ignore this would be wrong.",
-        )
+        yield NOTES.note("censoring")
+        yield NOTES.note("errors")
         if self.least > 1:
-            yield Note(
-                "merged_bins",
-                f"Bins of the linear predictor with fewer than {self.least} rows at a site were merged with "
-                "a neighbor; the AUC counts rows of a bin as ties.",
-            )
+            yield NOTES.note("merged_bins", least=self.least)
 
     def __repr__(self) -> str:
         return f"<Survival evaluation at {len(self.times)} times; see .summary()>"

@@ -13,7 +13,8 @@ from fedstat.errors import NotAvailableError
 from fedstat.federation.design.derivatives import Direction
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.summary import STATEMENTS, Note, Report
+from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.summary import STATEMENTS, Report
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, mean_derivatives
@@ -22,6 +23,11 @@ from fedstat.typing import Floats
 
 HEADINGS = {"dydx": "dy/dx", "eyex": "d(lny)/d(lnx)", "dyex": "dy/d(lnx)", "eydx": "d(lny)/dx"}
 WIDTHS = (28, 14, 10, 9, 7, 10, 10)
+NOTES = Catalogue(
+    {
+        "conditions": info("{note}"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,7 +250,7 @@ class MarginalEffects(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if self._note:
-            yield Note("conditions", self._note)
+            yield NOTES.note("conditions", note=self._note)
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         frame = self.summary_frame(alpha)

@@ -19,7 +19,7 @@ from fedstat.federation.dry_run.synthetic import synthetic_column_sites, synthet
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Catalogue, Note, warning
 from fedstat.models.boost.arguments import FOLDS, refuse_few_rows
 from fedstat.models.boost.explain import tracing_sentence
 from fedstat.models.boost.learning.boosting import Boosting
@@ -50,6 +50,15 @@ INTERPOLATED = (
     "some curves of the response '{response}' lack points: single points are interpolated linearly between "
     "their neighbors, and curves with a longer gap are left out. Curve(..., max_gap=0) leaves out all of "
     "these curves"
+)
+NOTES = Catalogue(
+    {
+        "small_folds": warning(
+            "Sums of products of up to {columns} columns were released over {entities:,} entities: a party "
+            "that knows the columns of one site may be able to compute rows of another site. The owners "
+            "allow it (max_parameters). Use fewer folds or knots."
+        ),
+    }
 )
 
 
@@ -259,13 +268,7 @@ def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str], fewes
     yield sums_note("", fewest)
     columns = two_largest(layout)
     if fewest < MIN_ENTITIES_PER_EQUATION * columns:
-        yield Note(
-            "small_folds",
-            f"Sums of products of up to {columns} columns were released over {fewest:,} entities: a party "
-            "that knows the columns of one site may be able to compute rows of another site. The owners "
-            "allow it (max_parameters). Use fewer folds or knots.",
-            "warning",
-        )
+        yield NOTES.note("small_folds", columns=columns, entities=fewest)
     yield from dither_notes(layout)
     yield from dealer_notes(dealers, bystanders=layout.bystanders)
 

@@ -12,7 +12,8 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate, LedgerLike
-from fedstat.inference.summary import CoefficientBlock, Note, Report, made_from
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.summary import CoefficientBlock, Report, made_from
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.arguments import looks_like_person
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
@@ -57,8 +58,8 @@ NO_ERROR = (
     "refit() has surfaces with intervals, and tests"
 )
 BORDER = (
-    "The last of {0:,} steps has the smallest criterion (select={1!r}), which still decreases: the fit is "
-    "shrunken too much. Allow more steps by fit(steps=...)"
+    "The last of {steps:,} steps has the smallest criterion (select={select!r}), which still decreases: the "
+    "fit is shrunken too much. Allow more steps by fit(steps=...)"
 )
 NO_RSQUARED = "the loss is not squared; the summary has the explained share of the loss"
 NO_LIKELIHOOD = "boosting minimizes squares, and stops before their minimum"
@@ -90,6 +91,28 @@ EPSILONS = (0.5, 1.0, 3.0, 10.0)
 DRAWS = 10
 Picture: TypeAlias = Literal["surface", "effects", "path", "cv", "importance", "fitted"]
 PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
+NOTES = Catalogue(
+    {
+        "no_step": warning(f"{NO_STEP}."),
+        "setting": info("{setting}"),
+        "no_covariance": info("No standard errors, tests and intervals: {reason}."),
+        "more_steps": warning(f"{BORDER}."),
+        "repeated_rows": warning("{problem}"),
+        "correlated_errors": info(
+            "AICc treats errors at the points of a curve as independent. If they are correlated it takes too "
+            'many steps; select="cv" does not.'
+        ),
+        "masking": info("{masked}"),
+        "tracing": info("Membership inference: {tracing}."),
+        "left_out": info("{entities:,} {who} left out."),
+        "rsquared_by_epsilon": info(
+            "R-squared by epsilon, simulated as if this fit were the truth ({draws} draws each; inf is "
+            "without noise): {table}. The value above comes from the noisy sums."
+        ),
+        "public": info(PUBLIC),
+        "baseline": info("Each fit uses the rows of its site only; R-squared is that of these rows."),
+    }
+)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -677,49 +700,38 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         summed = moments if self._record.doubled is None else self._record.doubled
         columns = traced_columns(summed.T.shape[1], summed.T.shape[2], *reported)
         if setting:
-            yield Note("setting", setting)
+            yield NOTES.note("setting", setting=setting)
         basis = self._record.basis
         if isinstance(basis, PublicBasis):
             yield from self._noisy_notes(basis)
             return
-        yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
+        yield NOTES.note("no_covariance", reason=self._no_error)
         if self._at_border:
-            yield Note("more_steps", f"{BORDER.format(self.mstop, self._record.select)}.", "warning")
+            yield NOTES.note("more_steps", steps=self.mstop, select=self._record.select)
         if moments.folds > 1 and (repeated := repeated_rows(self._record)):
-            yield Note("repeated_rows", repeated, "warning")
+            yield NOTES.note("repeated_rows", problem=repeated)
         if self._record.select == "aicc" and self._boosting.design.time is not None:
-            yield Note(
-                "correlated_errors",
-                "AICc treats errors at the points of a curve as independent. If they are correlated it "
-                'takes too many steps; select="cv" does not.',
-            )
+            yield NOTES.note("correlated_errors")
         if self._record.masked:
-            yield Note("masking", masking_sentence(len(self.estimate.blocks), moments.weighted))
-        yield Note(
-            "tracing",
-            f"Membership inference: {tracing_sentence(columns, moments.total.n, moments.weighted)}.",
-        )
+            yield NOTES.note("masking", masked=masking_sentence(len(self.estimate.blocks), moments.weighted))
+        yield NOTES.note("tracing", tracing=tracing_sentence(columns, moments.total.n, moments.weighted))
         if left_out := basis.left_out:
             who = "rows with missing values of the model were"
             if isinstance(basis, BlocksBasis):
                 who = "entities without a response, or missing at a site, were"
-            yield Note("left_out", f"{left_out:,} {who} left out.")
+            yield NOTES.note("left_out", entities=left_out, who=who)
         if isinstance(basis, BlocksBasis):
             yield from basis.notes
 
     def _noisy_notes(self, basis: PublicBasis) -> Iterator[Note]:
         if not self.mstop:
-            yield Note("no_step", f"{NO_STEP}.", "warning")
-        yield Note("no_covariance", f"No standard errors, tests and intervals: {NO_NOISY_ERROR}.")
+            yield NOTES.note("no_step")
+        yield NOTES.note("no_covariance", reason=NO_NOISY_ERROR)
         yield from basis.notes
         if self.mstop:
             table = ", ".join(f"{value:.2f} at {epsilon:g}" for epsilon, value in self.by_epsilon.items())
-            yield Note(
-                "rsquared_by_epsilon",
-                f"R-squared by epsilon, simulated as if this fit were the truth ({DRAWS} draws each; inf is "
-                f"without noise): {table}. The value above comes from the noisy sums.",
-            )
-        yield Note("public", PUBLIC)
+            yield NOTES.note("rsquared_by_epsilon", draws=DRAWS, table=table)
+        yield NOTES.note("public")
 
     @property
     def _no_error(self) -> str:
@@ -853,7 +865,7 @@ class LocalBoosts(Report, Mapping[str, BoostResults]):
         yield Sheet(headers, rows, "lrrrr", (24, 10, 8, 10, 18), "Boosting at each site alone", gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note("baseline", "Each fit uses the rows of its site only; R-squared is that of these rows.")
+        yield NOTES.note("baseline")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: a fit of each of {len(self)} sites; see .summary()>"

@@ -21,8 +21,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.evaluation import ALL, OWN_ROWS, Evaluation, bin_edges, probabilities
+from fedstat.inference.notes import Catalogue, Note, info, warning
 from fedstat.inference.plots import plot_calibration
-from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.categories.protocol import CategoryFit
 from fedstat.models.categories.steps import FAMILY, LOGIT
@@ -34,6 +35,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTHS = (WIDTH - 62, 9, 9, 11, 8, 9, 9, 0)
+NOTES = Catalogue(
+    {
+        "own_rows": warning(OWN_ROWS),
+        "auc": info(
+            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
+            "all is their mean, weighted by rows."
+        ),
+        "hand_till": info(
+            "AUC of pairs: the mean over all pairs of categories, among their rows. From the bins, that of "
+            "these rows is between {low:.3f} and {high:.3f}."
+        ),
+        "merged_cells": info(
+            "Bins of fewer than {least} rows at a site, and predicted categories with few rows of a category "
+            "(min_level_count), are counted with a neighbor. Where an owner allows one evaluation, bins are "
+            "larger: those of two categories differ in no few rows."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -195,25 +214,12 @@ class CategoryEvaluation(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if self.own_rows:
-            yield Note("own_rows", OWN_ROWS, "warning")
-        yield Note(
-            "auc",
-            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
-            "all is their mean, weighted by rows.",
-        )
+            yield NOTES.note("own_rows")
+        yield NOTES.note("auc")
         low, high = self.hand_till_bounds
-        yield Note(
-            "hand_till",
-            "AUC of pairs: the mean over all pairs of categories, among their rows. From the bins, that of "
-            f"these rows is between {low:.3f} and {high:.3f}.",
-        )
+        yield NOTES.note("hand_till", low=low, high=high)
         if self.least > 1:
-            yield Note(
-                "merged_cells",
-                f"Bins of fewer than {self.least} rows at a site, and predicted categories with few rows of "
-                "a category (min_level_count), are counted with a neighbor. Where an owner allows one "
-                "evaluation, bins are larger: those of two categories differ in no few rows.",
-            )
+            yield NOTES.note("merged_cells", least=self.least)
 
     def __repr__(self) -> str:
         figures = f"log-loss {self.log_loss:.3f}, AUC {self.auc:.3f}"

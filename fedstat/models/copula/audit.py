@@ -15,7 +15,8 @@ from scipy.special import chdtr, ndtr, ndtri
 
 from fedstat.errors import ModelError
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.inference.summary import Note, Report, header_sheet
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import Report, header_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.copula.audited_releases import (
@@ -43,6 +44,33 @@ if TYPE_CHECKING:
 # Results of an audit: its measurements compared with the claim.
 
 ALL = "all together"
+NOTES = Catalogue(
+    {
+        "verdict": critical("Verdict: {verdict}."),
+        "verdict/passed": info("Verdict: {verdict}."),
+        "demonstration": warning(
+            "A demonstration on synthetic tables with one simple attack. If it guesses badly, this is no "
+            "evidence of privacy. For evidence, audit the release itself: view='coordinator' or the name of "
+            "a site."
+        ),
+        "records": info(
+            "The two records are the hardest to hide according to the plan; each is in about half of the "
+            "releases. The statistic is the likelihood ratio of the whole observation. Every release passed "
+            "the disclosure checks of new sites, with new keys and a budget for one release. The sites hold "
+            "synthetic rows; none of your rows was used."
+        ),
+        "intervals": info(
+            "Intervals are Clopper and Pearson's, all wrong at once with probability at most {alpha:g}; mu "
+            "is that of Gaussian noise, and discrete noise of this size agrees with it to many digits. Lower "
+            "bounds are proof. Upper bounds prove nothing about other records, errors in other code, or "
+            "timing."
+        ),
+        "pair": info(
+            "The pair should show {pair:.3f} of the claimed {claimed:.3f}: the charge is an upper bound, and "
+            "no pair attains it here."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,36 +248,14 @@ class AuditResults(Report):
         }
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note("verdict", f"Verdict: {self.verdict}.", "info" if self.passed else "critical")
+        yield NOTES.note("verdict/passed" if self.passed else "verdict", verdict=self.verdict)
         if not self.evidence:
-            yield Note(
-                "demonstration",
-                "A demonstration on synthetic tables with one simple attack. If it guesses badly, this is "
-                "no evidence of privacy. For evidence, audit the release itself: view='coordinator' or the "
-                "name of a site.",
-                "warning",
-            )
+            yield NOTES.note("demonstration")
         else:
-            yield Note(
-                "records",
-                "The two records are the hardest to hide according to the plan; each is in about half of "
-                "the releases. The statistic is the likelihood ratio of the whole observation. Every "
-                "release passed the disclosure checks of new sites, with new keys and a budget for one "
-                "release. The sites hold synthetic rows; none of your rows was used.",
-            )
-        yield Note(
-            "intervals",
-            "Intervals are Clopper and Pearson's, all wrong at once with probability at most "
-            f"{self.alpha:g}; mu is that of Gaussian noise, and discrete noise of this size agrees with it "
-            "to many digits. Lower bounds are proof. Upper bounds prove nothing about other records, "
-            "errors in other code, or timing.",
-        )
+            yield NOTES.note("records")
+        yield NOTES.note("intervals", alpha=self.alpha)
         if self.evidence and math.isfinite(self.pair_mu) and self.pair_mu < 0.99 * self.mu:
-            yield Note(
-                "pair",
-                f"The pair should show {self.pair_mu:.3f} of the claimed {self.mu:.3f}: the charge is an "
-                "upper bound, and no pair attains it here.",
-            )
+            yield NOTES.note("pair", pair=self.pair_mu, claimed=self.mu)
 
 
 # ----------------------------------------------------------------------------------------------------

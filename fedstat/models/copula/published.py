@@ -48,7 +48,8 @@ from scipy.stats import binom, rankdata
 
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, critical
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.copula import nearest_correlation, project_simplex
 from fedstat.privacy.gaussian_dp import record_epsilon
@@ -66,6 +67,11 @@ DEGREE, ITERATED = 16, 2
 GRID = 801
 SWEEPS = 5
 """Sweeps of truncated draws of a column, each over every second entity and then over the others."""
+NOTES = Catalogue(
+    {
+        "not_private": critical("{cost}"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class PublishedSynthesis(Report):
         yield Sheet(("site", "epsilon of a record"), rows, "lr", (24, 20), title, gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note("not_private", self._cost, "critical")
+        yield NOTES.note("not_private", cost=self._cost)
 
     @property
     def _cost(self) -> str:

@@ -13,8 +13,9 @@ import pandas as pd
 
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.inference.summary import Note, header_sheet, released_kinds
+from fedstat.inference.summary import header_sheet, released_kinds
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS
@@ -39,6 +40,35 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 8
 """Number of columns that a note names."""
+NOTES = Catalogue(
+    {
+        "bounds": critical("{problem}."),
+        "cost": info("{cost}"),
+        "large_noise": warning("{problem}"),
+        "copula": info(
+            "Rows are drawn from a Gaussian copula with the released margins. They contain rank correlations "
+            "only: no humps, interactions or joint tails.{levels} Standard errors of an analysis of "
+            "synthetic rows do not include the noise."
+        ),
+        "missing_cells": info(
+            "Cells are missing in synthetic rows as often as in the data, by noisy counts: {cells}. Given "
+            "the other columns, this does not depend on the missing value (missing at random)."
+        ),
+        **{f"missing_blocks/{method}": info(words) for method, words in METHODS.items()},
+        "moved": warning(
+            "The pairwise correlations are not a valid correlation matrix; the nearest one is {moved:.2g} "
+            "away (root mean square)."
+        ),
+        "public": info(
+            "Bounds and levels of the columns, numbers of entities, and which site has a record of which "
+            "entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
+            "site's own secret randomness. Each site adds its noise before it releases anything; no "
+            "participant, including the dealer, holds a sum without noise. A repetition of the same request "
+            "releases the same numbers and is free, as long as no site's table has changed."
+        ),
+    }
+)
+
 
 # ----------------------------------------------------------------------------------------------------
 # A simulated second release: the result of the mechanism for other rows of the same distribution.
@@ -408,46 +438,25 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit
         for text in problems_of_fit(fit):
-            yield Note("bounds", f"{text}.", "critical")
+            yield NOTES.note("bounds", problem=text)
         for text in cost_statements(fit.sums, self.delta):
-            yield Note("cost", text)
+            yield NOTES.note("cost", cost=text)
         upper = np.triu_indices(len(self._ordered), 1)
         if len(upper[0]):
             noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs))
             for text in large_noise(fit.plan, noise, n, self.epsilon, self.delta):
-                yield Note("large_noise", text, "warning")
+                yield NOTES.note("large_noise", problem=text)
         nominal = [margin.bins.name for margin in fit.margins if margin.bins.nominal]
         named = ", ".join(nominal[:MOST_NAMED]) + " and others" * (len(nominal) > MOST_NAMED)
         of_levels = (
             f" Levels without an order ({named}) follow a multinomial logit in the other columns, which "
             "reproduces all released pairs."
         ) * bool(nominal)
-        yield Note(
-            "copula",
-            "Rows are drawn from a Gaussian copula with the released margins. They contain rank "
-            f"correlations only: no humps, interactions or joint tails.{of_levels} Standard errors of an "
-            "analysis of synthetic rows do not include the noise.",
-        )
+        yield NOTES.note("copula", levels=of_levels)
         if gaps := {m.bins.name: m.missing for m in fit.margins if m.missing}:
             cells = ", ".join(f"{name} {share:.1%}" for name, share in gaps.items())
-            yield Note(
-                "missing_cells",
-                f"Cells are missing in synthetic rows as often as in the data, by noisy counts: {cells}. "
-                "Given the other columns, this does not depend on the missing value (missing at random).",
-            )
-        yield Note("missing_blocks", METHODS[fit.method])
+            yield NOTES.note("missing_cells", cells=cells)
+        yield NOTES.note(f"missing_blocks/{fit.method}")
         if (moved := float(np.sqrt(np.mean([*fit.inversion.moved**2, 0.0])))) > 0.0:
-            yield Note(
-                "moved",
-                "The pairwise correlations are not a valid correlation matrix; the nearest one is "
-                f"{moved:.2g} away (root mean square).",
-                "warning",
-            )
-        yield Note(
-            "public",
-            "Bounds and levels of the columns, numbers of entities, and which site has a record of which "
-            "entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
-            "site's own secret randomness. Each site adds its noise before it releases anything; no "
-            "participant, including the dealer, holds a sum without noise. A repetition of the same request "
-            "releases the same numbers and is free, as long as no site's table has changed.",
-        )
+            yield NOTES.note("moved", moved=moved)
+        yield NOTES.note("public")

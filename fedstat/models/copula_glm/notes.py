@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
 from fedstat.models.copula.explain import bounds_problems, cost_statements
 from fedstat.models.copula.request import OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
@@ -25,7 +25,7 @@ NO_ROOT = (
     "epsilon, more entities or fewer columns"
 )
 TOO_SMALL = (
-    "BUDGET TOO SMALL FOR THIS MODEL: the noise is {:.1f} times the sampling error. Do not interpret "
+    "BUDGET TOO SMALL FOR THIS MODEL: the noise is {ratio:.1f} times the sampling error. Do not interpret "
     "significance"
 )
 VALID = (
@@ -38,8 +38,8 @@ DOUBTFUL = 0.01
 VALID_STEP = (
     "Valid if the generalized linear model holds. The estimate is one step from that of the moments, by the "
     "residuals of the rows. A Gaussian copula of the columns gives the derivatives of this step, standard "
-    "errors, and the mean of what {}; that mean moved the coefficients by {:.2g} sampling errors (root mean "
-    "square)."
+    "errors, and the mean of what {left}; that mean moved the coefficients by {moved:.2g} sampling errors "
+    "(root mean square)."
 )
 LEFT = {
     True: "a cut of response and predictor leaves",
@@ -63,6 +63,50 @@ PUBLIC = (
     "randomness. Each site adds its noise before it releases anything; no participant, including the "
     "dealer, holds a sum without noise."
 )
+NOTES = Catalogue(
+    {
+        "bounds": critical("{problem}."),
+        "budget_too_small": critical(TOO_SMALL),
+        "valid": info(VALID),
+        "valid/step": info(VALID_STEP),
+        "narrow": warning(TOO_NARROW),
+        "step_budget": info(
+            "{share:.0%} of the budget was reserved for the step{taken} Of the rest, {margins:.0%} went to "
+            "margins of the columns, and the remainder to products of scores."
+        ),
+        "margins_budget": info(
+            "{margins:.0%} of the budget went to margins of the columns in equal parts, the rest to products "
+            "of scores."
+        ),
+        "cost": info("{cost}"),
+        "left_out": info(
+            "{left_out} The estimates describe the {entities:,} entities that are complete at every site; "
+            "fs.CopulaSynthesizer makes tables of all."
+        ),
+        "public": info(PUBLIC),
+        "copula": info("Test of the copula: {found}."),
+        "copula/rejected": critical(
+            "THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One step removes "
+            "most of this error from the estimates, and not all; predictions and synthetic tables from the "
+            "copula have it. Transform the column, or leave it out."
+        ),
+        "closed_form": info(
+            "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` "
+            "of what the sites added, each to its own share before it left; squares add up. Tests are normal."
+        ),
+        "departing": info(DEPARTING),
+        "simulated_errors": info(
+            "Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
+            "copula and estimate are computed again each time. `sampling` is their spread without noise, "
+            "`noise` the contribution of the noise; squares add up. Tests use Student's t with {df} degrees "
+            "of freedom."
+        ),
+        "no_exact_root": warning(
+            "{failed} of {simulated} simulated estimates do not solve their equations exactly: the noise is "
+            "large for this model."
+        ),
+    }
+)
 
 
 def fit_notes(
@@ -74,38 +118,29 @@ def fit_notes(
 ) -> Iterator[Note]:
     """State the assumptions behind the numbers, and their cost."""
     for text in bounds_problems(*released.margins):
-        yield Note("bounds", f"{text}.", "critical")
+        yield NOTES.note("bounds", problem=text)
     if test is not None:
         yield _tested(released, test)
     if step is None:
-        yield Note("valid", VALID)
+        yield NOTES.note("valid")
     if errors is not None:
         yield from _error_notes(released, errors) if step is None else _step_notes(released, step)
         if step is not None and errors.ratio > MUCH:
-            yield Note("narrow", TOO_NARROW, "warning")
+            yield NOTES.note("narrow")
     if released.plan.of_step:
-        yield Note(
+        yield NOTES.note(
             "step_budget",
-            f"{float(OF_STEP):.0%} of the budget was reserved for the step"
-            + ("." if step is not None else ", which was not taken, since there is no starting point.")
-            + f" Of the rest, {float(OF_MARGINS):.0%} went to margins of the columns, and the remainder to "
-            "products of scores.",
+            share=float(OF_STEP),
+            taken="." if step is not None else ", which was not taken, since there is no starting point.",
+            margins=float(OF_MARGINS),
         )
     else:
-        yield Note(
-            "margins_budget",
-            f"{float(OF_MARGINS):.0%} of the budget went to margins of the columns in equal parts, the rest "
-            "to products of scores.",
-        )
+        yield NOTES.note("margins_budget", margins=float(OF_MARGINS))
     for text in cost_statements(released.plan, delta):
-        yield Note("cost", text)
+        yield NOTES.note("cost", cost=text)
     if left := left_out(released):
-        yield Note(
-            "left_out",
-            f"{left} The estimates describe the {released.n:,} entities that are complete at every site; "
-            "fs.CopulaSynthesizer makes tables of all.",
-        )
-    yield Note("public", PUBLIC)
+        yield NOTES.note("left_out", left_out=left, entities=released.n)
+    yield NOTES.note("public")
 
 
 def left_out(released: ReleasedMoments) -> str:
@@ -125,42 +160,22 @@ def _tested(released: ReleasedMoments, test: CopulaTest) -> Note:
         f"such a move (P = {test.pvalue:.3f}, Bonferroni)"
     )
     if test.pvalue >= DOUBTFUL:
-        return Note("copula", f"Test of the copula: {found}.")
-    return Note(
-        "copula",
-        f"THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One step removes most "
-        "of this error from the estimates, and not all; predictions and synthetic tables from the copula "
-        "have it. Transform the column, or leave it out.",
-        "critical",
-    )
+        return NOTES.note("copula", found=found)
+    return NOTES.note("copula/rejected", found=found)
 
 
 def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:
     """State the assumptions of a step, and the source of its errors."""
-    yield Note("valid", VALID_STEP.format(LEFT[released.release.response.has_scale], step.remainder))
-    yield Note(
-        "closed_form",
-        "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` of "
-        "what the sites added, each to its own share before it left; squares add up. Tests are normal.",
-    )
-    yield Note("departing", DEPARTING)
+    left = LEFT[released.release.response.has_scale]
+    yield NOTES.note("valid/step", left=left, moved=step.remainder)
+    yield NOTES.note("closed_form")
+    yield NOTES.note("departing")
 
 
 def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[Note]:
     """State the source of the standard errors."""
     draws = errors.draws
     rows = f", of {MOST_ROWS:,} rows each" if released.n > MOST_ROWS else ""
-    yield Note(
-        "simulated_errors",
-        f"Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
-        "copula and estimate are computed again each time. `sampling` is their spread without noise, "
-        f"`noise` the contribution of the noise; squares add up. Tests use Student's t with {draws - 1} "
-        "degrees of freedom.",
-    )
+    yield NOTES.note("simulated_errors", draws=draws, rows=rows, df=draws - 1)
     if errors.failed:
-        yield Note(
-            "no_exact_root",
-            f"{errors.failed} of {2 * draws} simulated estimates do not solve their equations exactly: the "
-            "noise is large for this model.",
-            "warning",
-        )
+        yield NOTES.note("no_exact_root", failed=errors.failed, simulated=2 * draws)

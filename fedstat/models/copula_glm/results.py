@@ -26,7 +26,7 @@ from fedstat.models.copula_glm.notes import (
     NO_ROOT,
     NO_RSQUARED,
     NOT_EVALUATED,
-    TOO_SMALL,
+    NOTES,
     fit_notes,
 )
 from fedstat.models.copula_glm.protocol import ReleasedMoments
@@ -399,5 +399,5 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
 
     def _summary_notes(self) -> Iterator[Note]:
         if self._errors is not None and self.budget_too_small:
-            yield Note("budget_too_small", TOO_SMALL.format(self._errors.ratio), "critical")
+            yield NOTES.note("budget_too_small", ratio=self._errors.ratio)
         yield from (note for note in super()._summary_notes() if note.kind != "no_likelihood")

@@ -11,7 +11,8 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
-from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import HeldRows, check_level
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_TIMES = 12
+NOTES = Catalogue(
+    {
+        "common_baseline": info("All sites are assumed to have the same baseline hazard."),
+        "mean_of_sites": info(
+            "The sites have baseline hazards of their own. This is their mean, weighted by rows: survival at "
+            "a site can differ from the predictions."
+        ),
+    }
+)
 
 
 class BaselineHazard(Report):
@@ -218,13 +228,9 @@ class BaselineHazard(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if self._common:
-            yield Note("common_baseline", "All sites are assumed to have the same baseline hazard.")
+            yield NOTES.note("common_baseline")
             return
-        yield Note(
-            "mean_of_sites",
-            "The sites have baseline hazards of their own. This is their mean, weighted by rows: survival at "
-            "a site can differ from the predictions.",
-        )
+        yield NOTES.note("mean_of_sites")
 
     def __repr__(self) -> str:
         return f"<Baseline hazard at {len(self.times)} times up to {self.times[-1]:g}; see .summary()>"

@@ -13,7 +13,8 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.summary import WIDTH, Note, header_sheet, released_kinds
+from fedstat.inference.notes import Catalogue, Note, critical, info
+from fedstat.inference.summary import WIDTH, header_sheet, released_kinds
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
     TIME_TOLERANCE,
@@ -50,6 +51,40 @@ MOST_SPREAD = 2001
 DECISION = 0.05
 """Level at which the log-rank tests with and without sites are compared."""
 SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
+NOTES = Catalogue(
+    {
+        "wide_intervals": critical(
+            "ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {after:g} it changes by "
+            "{change:.2f}. Within the interval survival and quantiles are unknown, and mean survival times "
+            "and the test without sites may be wrong. {hint}"
+        ),
+        "merged_intervals": info(
+            "The curve is known at {times} times; {requested} were requested. Intervals were merged until "
+            "{where} each group has no row or at least {least} rows with each outcome in each interval, also "
+            "between these times and those of earlier curves."
+        ),
+        "at_risk": info(
+            "Rows at risk at a time are those whose time is not earlier. At {few} of {times} times few rows "
+            "have exactly this time and are not counted: there, rows at risk are those whose time is later."
+        ),
+        "late_entry": info(
+            "Rows enter late. They are at risk from the beginning of the interval in which they enter; where "
+            "few are at risk, the curve is uncertain for all later times."
+        ),
+        "censoring": info(
+            "Censoring is assumed to be independent of the time of the event within each group. Within an "
+            "interval, events and censored rows are taken to be in random order."
+        ),
+        "left_out": info("Rows left out because they lack the time, the event or the group: {rows:,}."),
+        "masking": info(f"Counts were masked over {{sites}} sites: {MASKED.format('')}"),
+        "masking/none": info("Counts were not masked: the coordinator saw each site's part."),
+        "tests_differ": critical(
+            "THE TWO LOG-RANK TESTS DIFFER: p {by_site} with sites as strata, p {pooled} without. Hazards "
+            "differ between sites, and the sites have other shares of the groups, or the intervals are wide. "
+            "Read the test by site: only it compares rows of the same site."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -272,51 +307,38 @@ class CurveResults(Results[CurveRecord]):
         place = int(falls.max(axis=0).argmax())
         if falls.max() > WIDE_STEP:
             before = self.times[place - 1] if place else 0.0
-            remedy = "Use a narrower grid."
+            hint = "Use a narrower grid."
             if self._merged:
-                remedy = "Use fewer groups or more sites, or have the owners lower min_level_count."
+                hint = "Use fewer groups or more sites, or have the owners lower min_level_count."
                 if not record.over_sites:
-                    remedy = f"Mask the counts over three sites or more, always the same ones. {remedy}"
-            yield Note(
+                    hint = f"Mask the counts over three sites or more, always the same ones. {hint}"
+            yield NOTES.note(
                 "wide_intervals",
-                f"ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {self.times[place]:g} it "
-                f"changes by {falls.max():.2f}. Within the interval survival and quantiles are unknown, and "
-                f"mean survival times and the test without sites may be wrong. {remedy}",
-                "critical",
+                before=before,
+                after=self.times[place],
+                change=falls.max(),
+                hint=hint,
             )
         if self._merged:
             whole = "over all sites" if record.over_sites else "at every site"
-            yield Note(
+            yield NOTES.note(
                 "merged_intervals",
-                f"The curve is known at {len(record.times)} times; {len(record.requested)} were requested. "
-                f"Intervals were merged until {whole} each group has no row or at least {record.least} rows "
-                "with each outcome in each interval, also between these times and those of earlier curves.",
+                times=len(record.times),
+                requested=len(record.requested),
+                where=whole,
+                least=record.least,
             )
         if not all(record.apart):
-            yield Note(
-                "at_risk",
-                "Rows at risk at a time are those whose time is not earlier. At "
-                f"{len(record.times) - sum(record.apart)} of {len(record.times)} times few rows have exactly "
-                "this time and are not counted: there, rows at risk are those whose time is later.",
-            )
+            yield NOTES.note("at_risk", few=len(record.times) - sum(record.apart), times=len(record.times))
         if self._late:
-            yield Note(
-                "late_entry",
-                "Rows enter late. They are at risk from the beginning of the interval in which they enter; "
-                "where few are at risk, the curve is uncertain for all later times.",
-            )
-        yield Note(
-            "censoring",
-            "Censoring is assumed to be independent of the time of the event within each group. Within an "
-            "interval, events and censored rows are taken to be in random order.",
-        )
+            yield NOTES.note("late_entry")
+        yield NOTES.note("censoring")
         if record.left_out:
-            text = f"Rows left out because they lack the time, the event or the group: {record.left_out:,}."
-            yield Note("left_out", text)
+            yield NOTES.note("left_out", rows=record.left_out)
         if record.masked:
-            yield Note("masking", f"Counts were masked over {len(record.sites)} sites: {MASKED.format('')}")
+            yield NOTES.note("masking", sites=len(record.sites))
         elif len(record.sites) > 1:
-            yield Note("masking", "Counts were not masked: the coordinator saw each site's part.")
+            yield NOTES.note("masking/none")
 
     def __repr__(self) -> str:
         groups, K = len(self.labels), len(self._record.sites)
@@ -629,14 +651,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             return
         by_site, pooled = (self.log_rank_test(by_site=one)["p_value"] for one in (True, False))
         if (by_site < DECISION) != (pooled < DECISION) and max(by_site, pooled) > 2.0 * min(by_site, pooled):
-            yield Note(
-                "tests_differ",
-                f"THE TWO LOG-RANK TESTS DIFFER: p {p_text(by_site)} with sites as strata, p "
-                f"{p_text(pooled)} without. Hazards differ between sites, and the sites have other shares of "
-                "the groups, or the intervals are wide. Read the test by site: only it compares rows of the "
-                "same site.",
-                "critical",
-            )
+            yield NOTES.note("tests_differ", by_site=p_text(by_site), pooled=p_text(pooled))
 
     def _glance(self) -> Mapping[str, float]:
         test = (

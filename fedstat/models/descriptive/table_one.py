@@ -12,7 +12,8 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.descriptive.frames import draw_differences, draw_shares
 from fedstat.typing import Floats
@@ -22,6 +23,33 @@ if TYPE_CHECKING:
 
 SUPPRESSED = "hidden"
 MOST_DECIMALS = 4
+NOTES = Catalogue(
+    {
+        "hidden": warning(
+            "Hidden counts are of few rows at a site, or would reveal such a count by subtraction."
+        ),
+        "quartiles": info(
+            "Quartiles are from counts on intervals of a public range, after each site has averaged the "
+            "values of every few successive rows of a group."
+        ),
+        "missing": info("Percentages and means are of the rows that have the variable."),
+        "unknown": info(
+            "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test."
+        ),
+        "grouped": warning(
+            '"all" is of the rows with {by} for {variables}{counted}: a site refuses sums over rows that '
+            "differ by a few."
+        ),
+        "sizes": info(
+            "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums over "
+            "rows that differ by a few."
+        ),
+        "tests": info(
+            "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's chi-squared "
+            "test for categories."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,47 +292,22 @@ class TableOne(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         if any(one.counts is not None and np.isnan(one.counts).any() for one in self.variables):
-            yield Note(
-                "hidden",
-                "Hidden counts are of few rows at a site, or would reveal such a count by subtraction.",
-                "warning",
-            )
+            yield NOTES.note("hidden")
         if any(one.quarters is not None for one in self.variables):
-            yield Note(
-                "quartiles",
-                "Quartiles are from counts on intervals of a public range, after each site has averaged the "
-                "values of every few successive rows of a group.",
-            )
+            yield NOTES.note("quartiles")
         if any(one.missing for one in self.variables):
-            yield Note("missing", "Percentages and means are of the rows that have the variable.")
+            yield NOTES.note("missing")
         unknown = self._groups.unknown
         if unknown:
-            yield Note(
-                "unknown",
-                f"{self.by} is unknown in {unknown:,} of {self._nobs:,} rows, which are in no group and no "
-                "test.",
-            )
+            yield NOTES.note("unknown", by=self.by, unknown=unknown, rows=self._nobs)
         if self._groups.grouped:
             names = ", ".join(self._groups.grouped)
             counted = "" if unknown is not None else ', and "missing" counts all others'
-            yield Note(
-                "grouped",
-                f'"all" is of the rows with {self.by} for {names}{counted}: a site refuses sums over rows '
-                "that differ by a few.",
-                "warning",
-            )
+            yield NOTES.note("grouped", by=self.by, variables=names, counted=counted)
         if self._labels and self._groups.sizes is None:
-            yield Note(
-                "sizes",
-                "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
-                "over rows that differ by a few.",
-            )
+            yield NOTES.note("sizes")
         if self._pvalues and self._labels:
-            yield Note(
-                "tests",
-                "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's "
-                "chi-squared test for categories.",
-            )
+            yield NOTES.note("tests")
 
     def __repr__(self) -> str:
         return self.summary().as_text()

@@ -52,7 +52,7 @@ NOTES = Catalogue(
             "The estimate of the working correlation, {wanted}, is outside its range, about {low} to {high} "
             "for clusters of these sizes; the fit has {rho}. {remedy}.",
             Remedy(
-                "FederatedGEE.from_formula(..., cov_struct='independence').fit()",
+                "from_formula(..., cov_struct='independence').fit()",
                 "Compare with cov_struct='independence'",
             ),
         ),

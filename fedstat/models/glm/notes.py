@@ -35,7 +35,7 @@ AVERAGES = {
 ROBUST = Remedy('fit(cov_type="HC1")', 'Fit again with {arguments}, or scale="X2" (a quasi-likelihood).')
 OTHER_MODELS = {
     "Poisson": Remedy(
-        'FederatedGLM.from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion="ml")',
+        'from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion="ml")',
         'Fit again with family NegativeBinomial() and dispersion="ml", cov_type="HC1", or scale="X2" (a '
         "quasi-likelihood).",
     ),

@@ -19,8 +19,9 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.discrimination import discrimination
 from fedstat.inference.evaluation import Evaluation, probabilities, shapley_values
+from fedstat.inference.notes import Catalogue, Note, info
 from fedstat.inference.recalibration import recalibrate_bins
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice, check_level
@@ -31,6 +32,17 @@ from fedstat.models.laser.training import members_of
 from fedstat.models.run import run_analysis
 from fedstat.models.vertical.prediction.protocol import OpenedBlocks, ResponseSource, new_ledger
 from fedstat.typing import Bools, Floats
+
+NOTES = Catalogue(
+    {
+        "counted": info("Counted at the site that holds the response; sets with too few entities have -."),
+        "least": info(
+            "The policy of that site requires that similar predictions are averaged over {least} or more "
+            "entities before they are counted."
+        ),
+    }
+)
+
 
 # ----------------------------------------------------------------------------------------------------
 # Agreement of predictions with the response of a partition, computed at the site that holds it.
@@ -341,15 +353,9 @@ class SetEvaluation(Report):
         )
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note(
-            "counted", "Counted at the site that holds the response; sets with too few entities have -."
-        )
+        yield NOTES.note("counted")
         if self.least:
-            yield Note(
-                "least",
-                f"The policy of that site requires that similar predictions are averaged over {self.least} "
-                "or more entities before they are counted.",
-            )
+            yield NOTES.note("least", least=self.least)
 
     def tidy(self) -> pd.DataFrame:
         """Quality of predictions, a row for each set of sites.

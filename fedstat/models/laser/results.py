@@ -12,7 +12,8 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import Sheet, human_bytes
 from fedstat.models.checks import check_integer, check_level
 from fedstat.models.laser.evaluation import (
@@ -39,6 +40,34 @@ if TYPE_CHECKING:
 
 HARDLY = 0.98
 """Share of the first epoch's loss above which the networks count as untrained."""
+NOTES = Catalogue(
+    {
+        "not_learned": critical(
+            "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
+            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate."
+        ),
+        "last_epoch": warning(
+            "The last of {epochs} epochs has the smallest loss of the validation entities. Take more epochs "
+            "(epochs=)."
+        ),
+        "partial": warning(
+            "Entities with only some of a site's columns count as missing there, and lack values of {terms}. "
+            "Leave such columns out, or fill them in at the site."
+        ),
+        "no_errors": info("There are no standard errors: weights of networks are not identified."),
+        "disclosed": info(
+            "{received}A receiver that knows a site's columns for a few hundred entities can predict most of "
+            "their variation from such numbers. {labels}"
+        ),
+        "calibration": info(
+            "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
+            "for entities that are exchangeable with the calibration entities, not under covariate shift, as "
+            "at a later time or in another population. With few of these, a set of sites excludes "
+            "nothing.{spread}"
+        ),
+        "no_values": info("No values of sites: {reason}{hint}."),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,44 +100,19 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
         )
     held = r.fitted.trained.history[:, 1]
     if held[r.fitted.trained.epoch] > HARDLY * held[0]:
-        yield Note(
-            "not_learned",
-            "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
-            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate.",
-            "critical",
-        )
+        yield NOTES.note("not_learned")
     elif r.fitted.trained.epoch + 1 == len(held) > 1:
-        yield Note(
-            "last_epoch",
-            f"The last of {len(held)} epochs has the smallest loss of the validation entities. Take more "
-            "epochs (epochs=).",
-            "warning",
-        )
+        yield NOTES.note("last_epoch", epochs=len(held))
     if r.partial:
-        yield Note(
-            "partial",
-            "Entities with only some of a site's columns count as missing there, and lack values of "
-            f"{r.partial}. Leave such columns out, or fill them in at the site.",
-            "warning",
-        )
-    yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
-    yield Note(
-        "disclosed",
-        f"{hidden}A receiver that knows a site's columns for a few hundred entities can predict most of "
-        f"their variation from such numbers. {_of_labels(r)}",
-    )
+        yield NOTES.note("partial", terms=r.partial)
+    yield NOTES.note("no_errors")
+    yield NOTES.note("disclosed", received=hidden, labels=_of_labels(r))
     if r.fitted.trained.scores is not None:
         spread = (
             " Under masks, each entity calibrates only one of its possible sets of sites, so the "
             "calibration entities are divided among these."
         )
-        yield Note(
-            "calibration",
-            "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
-            "for entities that are exchangeable with the calibration entities, not under covariate shift, as "
-            "at a later time or in another population. With few of these, a set of sites excludes "
-            f"nothing.{spread if r.masked else ''}",
-        )
+        yield NOTES.note("calibration", spread=spread if r.masked else "")
 
 
 def _of_labels(r: LASERRecord) -> str:
@@ -528,5 +532,5 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         _, reason = self._values
         if reason:
             some = self._record.fitted.trained.scores is not None
-            remedy = ". Fit with a larger share of calibration entities (calibration=)" if some else ""
-            yield Note("no_values", f"No values of sites: {reason}{remedy}.")
+            hint = ". Fit with a larger share of calibration entities (calibration=)" if some else ""
+            yield NOTES.note("no_values", reason=reason, hint=hint)

@@ -17,7 +17,8 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.convergence import gains_little
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.em import CHANGE, GAIN, EntityIndex, soft
@@ -41,6 +42,20 @@ COMBINATIONS = 60
 """Standard normal draws of covariates are truncated here."""
 MOST_FAILED = 0.2
 """Largest share of the samples that may fail to be fitted."""
+NOTES = Catalogue(
+    {
+        "errors": info(
+            "Standard deviations over {samples} samples drawn from the released parameters and refitted, "
+            "without any site.{failed} They are conditional on the support, and treat missing cells of a "
+            "recorded entity as if they were observed."
+        ),
+        "covariates": warning(
+            "Covariates were drawn as independent normal variables that do not depend on clusters, because "
+            "only their sites know their distribution. If clusters differ in covariates, use the standard "
+            "errors from the information."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,12 +187,6 @@ def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modali
 # ----------------------------------------------------------------------------------------------------
 # Standard errors of a mixture from its parametric bootstrap.
 
-COVARIATES = (
-    "Covariates were drawn as independent normal variables that do not depend on clusters, because only "
-    "their sites know their distribution. If clusters differ in covariates, use the standard errors from "
-    "the information."
-)
-
 
 class BootstrapResults(Report):
     """Profiles and shares with standard errors from refits of samples that were drawn from a fit.
@@ -237,14 +246,9 @@ class BootstrapResults(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         failed = f" In {self.failed} further samples a column was constant." if self.failed else ""
-        yield Note(
-            "errors",
-            f"Standard deviations over {self.samples} samples drawn from the released parameters and "
-            f"refitted, without any site.{failed} They are conditional on the support, and treat missing "
-            "cells of a recorded entity as if they were observed.",
-        )
+        yield NOTES.note("errors", samples=self.samples, failed=failed)
         if self._record.adjusted:
-            yield Note("covariates", COVARIATES, "warning")
+            yield NOTES.note("covariates")
 
     def _glance(self) -> dict[str, int]:
         return {"nobs": self._record.n, "n_sites": len(self._record.sites), "samples": self.samples}

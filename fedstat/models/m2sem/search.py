@@ -12,10 +12,11 @@ import pandas as pd
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.mixtures import integrated_criterion, relative_entropy
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.m2sem.em import MixtureExchange, MixtureState, StartPlan, most_rounds, start
-from fedstat.models.m2sem.summary import skewed_in_words
+from fedstat.models.m2sem.summary import SKEWED, listed
 from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
 from fedstat.progress_line import expect_rounds
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 REFINE_ROUNDS = 15
+NOTES = Catalogue(
+    {
+        "criteria": info(
+            "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
+            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters. "
+            "test_against() of a fit of K clusters tests them against K - 1."
+        ),
+        "skewed": critical(SKEWED),
+        "edge": warning("The best number of clusters is the largest one in the search: extend the search."),
+    }
+)
 
 
 def fit_sizes(
@@ -115,19 +127,13 @@ class ClusterSearch(Report):
         yield Sheet(headers, rows, "rrrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:
-        yield Note(
-            "criteria",
-            "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
-            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters. "
-            "test_against() of a fit of K clusters tests them against K - 1.",
-        )
+        yield NOTES.note("criteria")
         if self.skewed and self.best[0] > 1:
             names = [f"'{name}' at '{site}'" for site, name in self.skewed]
-            yield Note("skewed", skewed_in_words(names), "critical")
+            yield NOTES.note("skewed", columns=listed(names))
         clusters = {K for K, _ in self.sizes}
         if len(clusters) > 1 and self.best[0] == max(clusters):
-            text = "The best number of clusters is the largest one in the search: extend the search."
-            yield Note("edge", text, "warning")
+            yield NOTES.note("edge")
 
     def tidy(self) -> pd.DataFrame:
         """Criteria, a row for each size: :attr:`table` with its index as columns."""

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
-from fedstat.inference.summary import Note, blank_repeats, header_sheet, released_kinds
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import diverged_columns, has_errors, profile_errors, wald_tests
@@ -22,6 +24,96 @@ FAR = 0.25
 SHOWN = 6
 MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 """Largest number of profiles that are printed."""
+SKEWED = (
+    "Skewed columns: {columns}. A mixture of normal distributions needs several clusters to fit one skewed "
+    "column, so clusters may describe its shape and not groups (Bauer and Curran 2003). Take logarithms or "
+    "ranks of these columns at their site, and search again."
+)
+BOOTSTRAP = Remedy("bootstrap()")
+NOTES = Catalogue(
+    {
+        "overlap": warning(
+            "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and standard "
+            "errors may be too small. Use posteriors, and compare with {remedy}.",
+            BOOTSTRAP,
+        ),
+        "overlap/strong": critical(
+            "CLUSTERS OVERLAP STRONGLY (entropy {entropy:.2f}): intervals from the information are too "
+            "short. In simulations intervals of level .95 covered the truth in .78 of cases. Use {remedy}, "
+            "fewer clusters or more columns.",
+            BOOTSTRAP,
+        ),
+        "diverging_loading": warning(
+            "The loading of {columns} diverges: the factors of the modality determine its level, so the "
+            "likelihood has no maximum, and its standard errors and tests are withheld. Leave the column "
+            "out, merge its levels, or take fewer factors."
+        ),
+        "diverging_loading/classes": warning(
+            "In some cluster, a level of {columns} has the share 0 or 1, at the bound of the parameters, so "
+            "its errors and tests are withheld. Merge levels, or take fewer clusters."
+        ),
+        "not_converged": critical(
+            "NOT CONVERGED: after {rounds:,} rounds the log-likelihood still increases, or posteriors still "
+            "change. Increase maxiter, or take fewer clusters or factors."
+        ),
+        "selection": info(
+            "Results on columns and modalities are conditional on the selected support: probabilities and "
+            "criteria do not account for the selection."
+        ),
+        "no_clusters": warning(
+            "No modality separates the clusters: all means were selected to be the same. This criterion "
+            "finds no evidence of clusters."
+        ),
+        "distance": info(
+            "Distance: how far apart clusters are in a modality, in standard deviations of {unit}; 0 if it "
+            "does not separate them."
+        ),
+        "latent_classes": info(
+            "Latent class analysis: columns are independent within clusters. If they are not, several "
+            "clusters may describe one group; compare BIC with n_factors=1 by search()."
+        ),
+        "adjusted": info(
+            "{words}: means and shares are at the means of the covariates; see covariate_effects() "
+            "for their effects.{lacking}"
+        ),
+        "no_errors": info("No standard errors: {problem}."),
+        "errors": info(
+            "Standard errors are from the observed information of all sites together (Louis 1982){more}. "
+            "chi2 and P are of the Wald test that all clusters are the same in a column. Members: the mean "
+            "or share of entities whose most likely cluster this is."
+        ),
+        "emptied": warning(
+            "A cluster was emptied at {sites}, and restarted as half of the largest one. There may be fewer "
+            "clusters."
+        ),
+        "variance_floor": warning(
+            "The error variance of {columns} is at its lower bound: {determined} it, so the likelihood has "
+            "no maximum. Leave a column out, or take fewer {fewer}"
+        ),
+        "coarse": warning(
+            "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of the final "
+            "fit: the comparison of supports is approximate."
+        ),
+        "mean_residual": warning(
+            "The model does not fit the means of cluster {cluster}: for '{column}' at '{site}' its mean is "
+            "{model}, that of its members {members} ({deviations:.2f} standard deviations). Describe "
+            "clusters by members(), or take more factors."
+        ),
+        "skewed": warning(SKEWED),
+        "disclosed": info(
+            "For every entity and round, the coordinator received sums over sites of differences of log "
+            "densities, {masked}. They span {spanned}. Each site received the cluster probabilities of its "
+            "own entities, which reveal something about the columns of other sites."
+        ),
+        "own_clusters": info(
+            "Clusters of each site's own columns were revealed, from which some starts began."
+        ),
+        "missing_blocks": info(
+            "{share:.0%} of pairs of an entity and a site have no record. Such entities are clustered by "
+            "their observed values, which is valid if missingness does not depend on unobserved values."
+        ),
+    }
+)
 
 
 def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]:
@@ -146,112 +238,55 @@ def _sites(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
 def notes(r: M2SEMRecord) -> Iterator[Note]:
     """Write the notes of the fit."""
     if not r.converged:
-        yield Note(
-            "not_converged",
-            f"NOT CONVERGED: after {r.rounds:,} rounds the log-likelihood still increases, or posteriors "
-            "still change. Increase maxiter, or take fewer clusters or factors.",
-            "critical",
-        )
+        yield NOTES.note("not_converged", rounds=r.rounds)
     if r.select is not None:
-        yield Note(
-            "selection",
-            "Results on columns and modalities are conditional on the selected support: probabilities and "
-            "criteria do not account for the selection.",
-        )
+        yield NOTES.note("selection")
         if not r.modalities["selected"].any():
-            yield Note(
-                "no_clusters",
-                "No modality separates the clusters: all means were selected to be the same. This "
-                "criterion finds no evidence of clusters.",
-                "warning",
-            )
-    yield Note(
+            yield NOTES.note("no_clusters")
+    yield NOTES.note(
         "distance",
-        "Distance: how far apart clusters are in a modality, in standard deviations of "
-        + ("the factors as measured by its columns" if r.factors else "its columns within clusters")
-        + "; 0 if it does not separate them.",
+        unit="the factors as measured by its columns" if r.factors else "its columns within clusters",
     )
     if not r.factors:
-        yield Note(
-            "latent_classes",
-            "Latent class analysis: columns are independent within clusters. If they are not, several "
-            "clusters may describe one group; compare BIC with n_factors=1 by search().",
-        )
+        yield NOTES.note("latent_classes")
     if r.adjusted:
         words = adjusted_in_words(r.adjusted, r.sites)
         lacking = [f"{held.without:,} at '{c}'" for c, held in r.sites.items() if held.without]
-        yield Note(
+        yield NOTES.note(
             "adjusted",
-            f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates; see "
-            "covariate_effects() for their effects."
-            + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else ""),
+            words=words[0].upper() + words[1:],
+            lacking=f" Entities without a covariate count as missing: {', '.join(lacking)}."
+            if lacking
+            else "",
         )
     if r.observed is not None and not r.observed.available:
-        yield Note("no_errors", f"No standard errors: {r.observed.problem}.")
+        yield NOTES.note("no_errors", problem=r.observed.problem)
     if has_errors(r):
         dropped = len(r.features) - MOST_COLUMNS
         more = "; the others are in tidy() and tests()" if dropped > 0 else ""
-        yield Note(
-            "errors",
-            "Standard errors are from the observed information of all sites together (Louis "
-            f"1982){more}. chi2 and P are of the Wald test that all clusters are the same in a column. "
-            "Members: the mean or share of entities whose most likely cluster this is.",
-        )
+        yield NOTES.note("errors", more=more)
         yield from _diverged(r)
     if r.entropy < OVERLAP and len(r.shares) > 1:
-        little = r.entropy < LITTLE
-        yield Note(
-            "overlap",
-            "CLUSTERS OVERLAP STRONGLY (entropy {entropy:.2f}): intervals from the information are too "
-            "short. In simulations intervals of level .95 covered the truth in .78 of cases. Use "
-            "bootstrap(), fewer clusters or more columns."
-            if little
-            else "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and "
-            "standard errors may be too small. Use posteriors, and compare with bootstrap().",
-            "critical" if little else "warning",
-            {"entropy": r.entropy},
-        )
+        yield NOTES.note("overlap/strong" if r.entropy < LITTLE else "overlap", entropy=r.entropy)
     yield from misfits(r)
     if r.emptied:
-        yield Note(
-            "emptied",
-            f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and restarted as "
-            "half of the largest one. There may be fewer clusters.",
-            "warning",
-        )
+        yield NOTES.note("emptied", sites=", ".join(map(repr, dict.fromkeys(r.emptied))))
     if floors := _listed([(site, name) for site, held in r.sites.items() for name in held.floor]):
-        yield Note(
+        yield NOTES.note(
             "variance_floor",
-            f"The error variance of {floors} is at its lower bound: "
-            + ("other columns of the modality determine" if r.factors else "clusters determine")
-            + " it, so the likelihood has no maximum. Leave a column out, or take fewer "
-            + ("factors." if r.factors else "clusters."),
-            "warning",
+            columns=floors,
+            determined="other columns of the modality determine" if r.factors else "clusters determine",
+            fewer="factors." if r.factors else "clusters.",
         )
     if r.coarse > COARSE:
-        yield Note(
-            "coarse",
-            "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of the "
-            "final fit: the comparison of supports is approximate.",
-            "warning",
-            {"largest": r.coarse},
-        )
+        yield NOTES.note("coarse", largest=r.coarse)
     yield from disclosed(r)
 
 
 def _diverged(r: M2SEMRecord) -> Iterator[Note]:
     """Name columns of levels whose loadings grow without limit."""
     if columns := _listed(diverged_columns(r)):
-        yield Note(
-            "diverging_loading",
-            f"The loading of {columns} diverges: the factors of the modality determine its level, so the "
-            "likelihood has no maximum, and its standard errors and tests are withheld. Leave the column "
-            "out, merge its levels, or take fewer factors."
-            if r.factors
-            else f"In some cluster, a level of {columns} has the share 0 or 1, at the bound of the "
-            "parameters, so its errors and tests are withheld. Merge levels, or take fewer clusters.",
-            "warning",
-        )
+        yield NOTES.note("diverging_loading" if r.factors else "diverging_loading/classes", columns=columns)
 
 
 def _listed(columns: Sequence[tuple[str, str]]) -> str:
@@ -270,26 +305,24 @@ def misfits(r: M2SEMRecord) -> Iterator[Note]:
         site, modality, column, level = away.index.to_list()[row]
         at = r.profiles().index.to_list().index((site, modality, column, level))
         model, own = (float(frame.to_numpy()[at, k]) for frame in (r.profiles(), r.members()))
-        yield Note(
+        yield NOTES.note(
             "mean_residual",
-            f"The model does not fit the means of cluster {k + 1}: for '{column}' at '{site}' its mean is "
-            f"{number(model, 3)}, that of its members {number(own, 3)} "
-            f"({largest:.2f} standard deviations). Describe clusters by members(), or take more factors.",
-            "warning",
+            cluster=k + 1,
+            column=column,
+            site=site,
+            model=number(model, 3),
+            members=number(own, 3),
+            deviations=largest,
         )
     skewed = [f"'{name}' at '{site}'" for site, held in r.sites.items() for name in held.skewed]
     if skewed and len(r.shares) > 1:
-        yield Note("skewed", skewed_in_words(skewed), "warning")
+        yield NOTES.note("skewed", columns=listed(skewed))
 
 
-def skewed_in_words(skewed: list[str]) -> str:
-    """State that clusters may only describe the shape of columns, as "'x' at 'A'"."""
-    more = f" and {len(skewed) - SHOWN} more" if len(skewed) > SHOWN else ""
-    return (
-        f"Skewed columns: {', '.join(skewed[:SHOWN])}{more}. A mixture of normal distributions needs several "
-        "clusters to fit one skewed column, so clusters may describe its shape and not groups (Bauer and "
-        "Curran 2003). Take logarithms or ranks of these columns at their site, and search again."
-    )
+def listed(columns: list[str]) -> str:
+    """List the first of several columns, as "'x' at 'A'"."""
+    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    return f"{', '.join(columns[:SHOWN])}{more}"
 
 
 def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], sites: Mapping[str, object]) -> str:
@@ -309,23 +342,12 @@ def disclosed(r: M2SEMRecord) -> Iterator[Note]:
         if r.masked
         else "as each site's own part, unmasked"
     )
-    yield Note(
-        "disclosed",
-        "For every entity and round, the coordinator received sums over sites of differences of log "
-        f"densities, {masked}. They span {'joint factor scores' if r.factors else 'sums of columns'}. Each "
-        "site received the cluster probabilities of its own entities, which reveal something about the "
-        "columns of other sites.",
+    yield NOTES.note(
+        "disclosed", masked=masked, spanned="joint factor scores" if r.factors else "sums of columns"
     )
     if r.own:
-        yield Note(
-            "own_clusters",
-            "Clusters of each site's own columns were revealed, from which some starts began.",
-        )
+        yield NOTES.note("own_clusters")
     count = int(np.sum([held.entities for held in r.sites.values()]))
     if count < r.n * len(r.sites):
         share = 1.0 - count / (r.n * len(r.sites))
-        yield Note(
-            "missing_blocks",
-            f"{share:.0%} of pairs of an entity and a site have no record. Such entities are clustered by "
-            "their observed values, which is valid if missingness does not depend on unobserved values.",
-        )
+        yield NOTES.note("missing_blocks", share=share)

@@ -65,7 +65,7 @@ ALARM = 0.01
 """P-value below which a departure from the model stands above the summary."""
 ROBUST = Remedy("fit(cov_type='robust')")
 NEGATIVE_BINOMIAL = Remedy(
-    "FederatedMixed.from_formula(..., family=sm.families.NegativeBinomial(alpha=1.0)).fit()",
+    "from_formula(..., family=sm.families.NegativeBinomial(alpha=1.0)).fit()",
     "family=sm.families.NegativeBinomial(alpha=1.0), or fit(cov_type='robust')",
 )
 MORE_TERMS = Remedy("fit(cov_type='robust')", "more terms, or {call}")

@@ -23,7 +23,7 @@ RANGES = (
     "sites that cannot be checked are correlated, without sampling error; they are blank where the data "
     "determine the coefficient."
 )
-FREE = Remedy("fit(between='free')", "{arguments}")
+FREE = Remedy("from_formula(..., between='free').fit()", "{arguments}")
 
 NOTES = Catalogue(
     {

@@ -97,7 +97,7 @@ WHO = {
 ALPHA = "fit(dispersion='ml'); with between='independent', its intervals covered 93 to 95 %."
 OTHER_FAMILIES = {
     ("Poisson", False): Remedy(
-        "VFEMGLM.from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion='ml')",
+        "from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion='ml')",
         f"Use family=sm.families.NegativeBinomial() and {ALPHA}",
     ),
     ("NegativeBinomial", False): Remedy("fit(dispersion='ml')", f"This alpha is too small: use {ALPHA}"),
@@ -327,7 +327,7 @@ NOTES = Catalogue(
             "No third party could deal random numbers. Every site therefore learns the response of each of "
             "its entities from the first message: if all coefficients are zero, a residual is the response "
             "minus its mean. With a third site, or with {remedy}, residuals stay with the response holder.",
-            Remedy("VFEMGLM.from_formula(..., coordinator='apart').fit()", "coordinator='apart'"),
+            Remedy("from_formula(..., coordinator='apart').fit()", "{arguments}"),
         ),
         "residual_sums": info(REVEALED.replace("{who}", WHO["group"]).replace("{group}", "group")),
         "residual_sums/joint": info(REVEALED.replace("{who}", WHO["pattern"]).replace("{group}", "pattern")),
@@ -399,7 +399,7 @@ NOTES = Catalogue(
             "sketches do not hide the columns of other sites from it. {remedy} keeps seed and sketches "
             "apart.",
             Remedy(
-                'VFEMRegression.from_formula(..., coordinator="apart").fit()',
+                'from_formula(..., coordinator="apart").fit()',
                 'from_formula(..., coordinator="apart")',
             ),
         ),
@@ -499,7 +499,9 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
         yield from most_correlated(fit.moments, FREE)
 
 
-FREE = Remedy("fit(between='free')", " The assumption does not hold: fit with {arguments}.")
+FREE = Remedy(
+    "from_formula(..., between='free').fit()", " The assumption does not hold: fit with {arguments}."
+)
 
 
 def _dependence(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:

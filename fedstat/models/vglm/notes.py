@@ -35,7 +35,7 @@ from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
 FREE = Remedy(
-    "VerticalGLM.from_formula(..., missing='em', between='free').fit()",
+    "from_formula(..., missing='em', between='free').fit()",
     f" The assumption does not hold: {FREE_ALTERNATIVE}.",
 )
 CLOSE = 0.8

@@ -16,7 +16,8 @@ from scipy.stats import t as t_law
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.learning.knots import doubled, holm, knot_sums
 from fedstat.models.boost.learning.learners import INTERCEPT
@@ -51,6 +52,33 @@ FLOOR = 1e-9
 """Share of the largest eigenvalue of the errors' covariance, or of a Gram, below which there is none."""
 FEW = 10
 """Curves a column below which simultaneous bands cover less than they say."""
+DEPENDENT = (
+    "Rows count as independent. If rows with the same '{column}' belong to one person, they are not, and "
+    "standard errors and P values are too small."
+)
+NOTES = Catalogue(
+    {
+        "conditions": info("{conditions}"),
+        "undersmoothed": info(
+            "Intervals hold for effects that the bases can represent. They are undersmoothed (a hundredth of "
+            "the smoothing parameters of REML, or less), so bias is small compared with the error."
+        ),
+        "few_rows": warning(
+            "{rows:,.0f} rows for {columns} columns: with fewer than {least} rows per column, simultaneous "
+            "bands cover less than their level, because the covariance of the errors is estimated."
+        ),
+        "dependent_rows": info(DEPENDENT),
+        "dependent_rows/together": critical(DEPENDENT),
+        "few_knots": critical("{knots}"),
+        "knots": info("{test}"),
+        "knots/doubled": info("The knots are twice those of the formula, and were not tested themselves."),
+        "entry_test": info(
+            "P values differ from those of entry_test(): {terms}. Here each learner is tested given the "
+            "others, with all its columns. entry_test() tests the smooth first step of each learner by "
+            "itself, and adjusts for the number of learners. Both need independent rows."
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -639,28 +667,15 @@ class SurfaceFit(Report):
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from self._knot_notes()
-        yield Note("conditions", self.conditions)
+        yield NOTES.note("conditions", conditions=self.conditions)
         if name := self._held.together or self._held.person:
-            yield Note(
-                "dependent_rows",
-                f"Rows count as independent. If rows with the same '{name}' belong to one person, they are "
-                "not, and standard errors and P values are too small.",
-                "critical" if self._held.together else "info",
-            )
+            kind = "dependent_rows/together" if self._held.together else "dependent_rows"
+            yield NOTES.note(kind, column=name)
         yield from self._entry_notes()
-        yield Note(
-            "undersmoothed",
-            "Intervals hold for effects that the bases can represent. They are undersmoothed (a hundredth of "
-            "the smoothing parameters of REML, or less), so bias is small compared with the error.",
-        )
+        yield NOTES.note("undersmoothed")
         q, n = self._fitted.B.shape[0], self._fitted.rows
         if n < FEW * q:
-            yield Note(
-                "few_rows",
-                f"{n:,.0f} rows for {q} columns: with fewer than {FEW} rows per column, simultaneous bands "
-                "cover less than their level, because the covariance of the errors is estimated.",
-                "warning",
-            )
+            yield NOTES.note("few_rows", rows=n, columns=q, least=FEW)
 
     def _knot_notes(self) -> Iterator[Note]:
         """Announce few knots, also where the test finds no lack of fit, which noise may hide."""
@@ -676,15 +691,15 @@ class SurfaceFit(Report):
         if tests is not None and few is not None and len(few):
             listed = ", ".join(f"{label} along {along}" for label, along in few.index)
             text = TOO_FEW_KNOTS.format(listed, few["p_adjusted"].max(), len(tests))
-            yield Note("few_knots", f"{text}.", "critical")
+            yield NOTES.note("few_knots", knots=f"{text}.")
         elif made:
             remedy = DOUBLED if chance else "" if self._doubled else TESTED
             text = FEW_KNOTS_TEXT.format(", ".join(made), FEW_KNOTS, SIMULATED)
-            yield Note("few_knots", " ".join(part for part in (text, chance, remedy) if part), "critical")
+            yield NOTES.note("few_knots", knots=" ".join(filter(None, (text, chance, remedy))))
         elif chance:
-            yield Note("knots", chance)
+            yield NOTES.note("knots", test=chance)
         if self._doubled:
-            yield Note("knots", "The knots are twice those of the formula, and were not tested themselves.")
+            yield NOTES.note("knots/doubled")
 
     def _entry_notes(self) -> Iterator[Note]:
         """Explain a difference between the tests here and the entry test."""
@@ -699,12 +714,7 @@ class SurfaceFit(Report):
             if (p < LEVEL) != (alone[str(label)] < LEVEL)
         ]
         if apart:
-            yield Note(
-                "entry_test",
-                f"P values differ from those of entry_test(): {', '.join(apart)}. Here each learner is "
-                "tested given the others, with all its columns. entry_test() tests the smooth first step of "
-                "each learner by itself, and adjusts for the number of learners. Both need independent rows.",
-            )
+            yield NOTES.note("entry_test", terms=apart)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self.tests)} learners; see .summary()>"
