@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,7 +24,7 @@ from fedstat.inference.meta_analysis import (
 )
 from fedstat.inference.notes import Catalogue, Note, info
 from fedstat.inference.plots import plot_forest
-from fedstat.inference.summary import Report, made_from
+from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.spline_names import canonical_name, close_names, find_name, short_names
 from fedstat.typing import Floats
@@ -376,7 +376,8 @@ class MaskedSiteSums:
     form: Floats
 
 
-class Heterogeneity(SiteComparison, Report):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Heterogeneity(SiteComparison, DerivedReport):
     """Agreement of the sites on each coefficient; made by `heterogeneity`.
 
     Examples
@@ -393,6 +394,11 @@ class Heterogeneity(SiteComparison, Report):
     >>> bool(sites.plot_forest("age").has_data()), "I2" in sites.summary().as_text()
     (True, True)
     """
+
+    sources: InitVar[Iterable[object]]
+
+    def __post_init__(self, sources: Iterable[object]) -> None:
+        DerivedReport.__init__(self, sources)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per coefficient.
@@ -503,7 +509,7 @@ class Heterogeneity(SiteComparison, Report):
         at = [names.index(name) for name in wanted]
         own = self.covariances[:, at][:, :, at]
         estimates = self.estimates.to_numpy()[:, at]
-        return made_from(combine_factor(tuple(wanted), estimates, own, test=test, alpha=self.alpha), self)
+        return combine_factor(tuple(wanted), estimates, own, test=test, alpha=self.alpha, sources=(self,))
 
     def influence(self) -> pd.DataFrame:
         """Each coefficient without each of the sites.
@@ -612,6 +618,7 @@ def heterogeneity(
     scale: float,
     fits: Sequence[SiteFit],
     *,
+    sources: Iterable[object],
     masked: MaskedSiteSums | None = None,
     estimated: bool = False,
     alpha: float = 0.05,
@@ -624,8 +631,9 @@ def heterogeneity(
     replaces scores and informations that are hidden. If the dispersion was `estimated`, the joint test gives
     each site its own, provided that all have a fit of their own, and is `welch_test`. `alpha` is one minus
     the level of intervals, and the level of `Heterogeneity.flagged`; `terms` (p,) are those of the
-    coefficients. The statistics are those of `random_effects.combine` and `influence.SiteScores`. Raises
-    EstimationError if a shape does not match or the information of all sites is not positive definite.
+    coefficients. `sources` are the results that are compared. The statistics are those of
+    `random_effects.combine` and `influence.SiteScores`. Raises EstimationError if a shape does not match or
+    the information of all sites is not positive definite.
     """
     if not 0.0 < alpha < 1.0 or not fits:
         raise ModelError(
@@ -659,6 +667,7 @@ def heterogeneity(
         joint = welch_test(own_parts)
     table = _table(_combined(estimates, std_errors, alpha), beta, errors)
     return Heterogeneity(
+        sources=sources,
         sites=pd.DataFrame({"nobs": [f.n for f in fits], "problem": [f.problem for f in fits]}, index=index),
         estimates=estimates,
         std_errors=std_errors,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -13,7 +13,7 @@ from scipy import optimize, special, stats
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.notes import Catalogue, Note, info
-from fedstat.inference.summary import Report
+from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
@@ -417,7 +417,7 @@ def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)  # without slots: it also refers to what it is made of
-class FactorCombination(Report):
+class FactorCombination(DerivedReport):
     """Mean of several coefficients over sites, and their joint variation between sites.
 
     Attributes
@@ -465,6 +465,10 @@ class FactorCombination(Report):
     Q_pvalue: float
     I2: float
     alpha: float = 0.05
+    sources: InitVar[Iterable[object]] = field(kw_only=True)
+
+    def __post_init__(self, sources: Iterable[object]) -> None:
+        DerivedReport.__init__(self, sources)
 
     @property
     def std_error(self) -> Floats:
@@ -555,6 +559,7 @@ def combine_factor(
     estimates: Floats,
     covariances: Floats,
     *,
+    sources: Iterable[object],
     test: Literal["adhoc", "knha", "z"] = "adhoc",
     alpha: float = 0.05,
 ) -> FactorCombination:
@@ -599,6 +604,7 @@ def combine_factor(
         cov = cov * (max(factor, 1.0) if test == "adhoc" else factor)
     W = float(mean @ np.linalg.solve(cov, mean))
     return FactorCombination(
+        sources=sources,
         names=names,
         sites=len(effects.which),
         estimate=mean,

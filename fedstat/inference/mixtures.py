@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -14,7 +14,7 @@ from fedstat.errors import EstimationError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import bic
 from fedstat.inference.notes import Catalogue, Note, info
-from fedstat.inference.summary import Report
+from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
@@ -140,7 +140,7 @@ def weigh_by_cluster(errors: Floats, sums: SumsByMostLikelyCluster) -> tuple[Flo
     return means, cov.reshape(K * C, K * C)
 
 
-class OutsideResults(Report):
+class OutsideResults(DerivedReport):
     """An outside variable by cluster, with robust standard errors.
 
     `levels` are those of the variable, and intervals have level one minus `alpha`.
@@ -182,7 +182,10 @@ class OutsideResults(Report):
         errors: Floats,
         sums: SumsByMostLikelyCluster,
         alpha: float = 0.05,
+        *,
+        sources: Iterable[object],
     ) -> None:
+        super().__init__(sources)
         check_alpha(alpha, "outside")
         means, cov = weigh_by_cluster(errors, sums)
         K, C = means.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.notes import Catalogue, Note, info, warning
-from fedstat.inference.summary import STATEMENTS, Report, coefficient_sheet, made_from
+from fedstat.inference.summary import STATEMENTS, DerivedReport, coefficient_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
@@ -92,7 +93,7 @@ def _order(call: str, place: int, result: object, names: Sequence[str]) -> list[
     )
 
 
-class MeanResults(Report):
+class MeanResults(DerivedReport):
     """Mean coefficients of several analyses, with standard errors and Student's t.
 
     `model` has the names that tables of statsmodels read.
@@ -107,7 +108,10 @@ class MeanResults(Report):
 
     df_resid: float | pd.Series
 
-    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
+    def __init__(
+        self, params: pd.DataFrame, errors: pd.DataFrame, response: str, *, sources: Iterable[object]
+    ) -> None:
+        super().__init__(sources)
         # names that statsmodels' tables read
         self.model = SimpleNamespace(endog_names=response, exog_names=list(params.columns))
         self.params = params.mean().rename(None)
@@ -201,8 +205,10 @@ class PooledResults(MeanResults):
         response: str,
         covariances: Floats | None,
         df_complete: float,
+        *,
+        sources: Iterable[object],
     ) -> None:
-        super().__init__(params, errors, response)
+        super().__init__(params, errors, response, sources=sources)
         m = self.imputations = len(params)
         self.df_complete, self._estimates, self._covariances = df_complete, params, covariances
         increase = (1.0 + 1.0 / m) * self.between
@@ -399,13 +405,20 @@ def pool(results: Sequence[object], df_complete: float | None = None) -> PooledR
             f"pool: expected a list of results, one by imputation, received {type(results).__name__}"
         )
     results = list(results)
+    return pool_analyses(results, df_complete, sources=results)
+
+
+def pool_analyses(
+    results: list[Any], df_complete: float | None = None, *, sources: Iterable[object]
+) -> PooledResults:
+    """Pool analyses that were made of results `sources`, as :func:`pool` does."""
     found = read_analyses("pool", results, "imputations", "impute more than once")
     if df_complete is None:
         df_complete = min(_df(result) for result in results)
     if not df_complete > 0.0:
         raise ModelError(f"pool: expected positive df_complete, received {df_complete}")
-    pooled = PooledResults(*found, _covariances(results, found[0].shape[1]), float(df_complete))
-    return made_from(pooled, *results)
+    covariances = _covariances(results, found[0].shape[1])
+    return PooledResults(*found, covariances, float(df_complete), sources=sources)
 
 
 def _df(result: object) -> float:
@@ -465,8 +478,10 @@ class CombinedResults(MeanResults):
     ((2, 2), True)
     """
 
-    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
-        super().__init__(params, errors, response)
+    def __init__(
+        self, params: pd.DataFrame, errors: pd.DataFrame, response: str, *, sources: Iterable[object]
+    ) -> None:
+        super().__init__(params, errors, response, sources=sources)
         self.tables = len(params)
         # r = 2 where the variance is v: the floor applies to variance and degrees of freedom together.
         increase = (1.0 + 1.0 / self.tables) * self.between / self.within
@@ -536,7 +551,7 @@ def combine(results: Sequence[object]) -> CombinedResults:
     advice = f"draw {RECOMMENDED_TABLES} with sample_tables({RECOMMENDED_TABLES}, n)"
     params, errors, response = read_analyses("combine", results, "tables", advice)
     _check_tables(results, params, errors)
-    return made_from(CombinedResults(params, errors, response), *results)
+    return CombinedResults(params, errors, response, sources=results)
 
 
 def _check_tables(results: Sequence[object], params: pd.DataFrame, errors: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -55,9 +55,6 @@ class CoefficientBlock:
     missing: float
 
 
-Made = TypeVar("Made", bound="Report")
-
-
 class Report:
     """Base of all results: notes, their table, one row of figures, and the printed summary.
 
@@ -80,7 +77,7 @@ class Report:
     __slots__ = ()
     _GLANCE: ClassVar[Columns] = ()
     _sources: tuple[Report, ...] = ()
-    """Results of which this one was made; see :func:`made_from`."""
+    """Results of which this one was made; see :class:`DerivedReport`."""
 
     def summary(self, *, title: str | None = None) -> SheetSummary:
         """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
@@ -171,10 +168,16 @@ def critical_notes(result: object) -> list[Note]:
     return above_table(result._ordered_notes()) if isinstance(result, Report) else []
 
 
-def made_from(made: Made, *sources: object) -> Made:
-    """Return a result that was made of others: what stands above their summaries stands above its own."""
-    object.__setattr__(made, "_sources", tuple(one for one in sources if isinstance(one, Report)))
-    return made
+class DerivedReport(Report):
+    """Base of results that are made of other results, such as effects of a fit.
+
+    Critical notes on the `sources` stand above the summary as well. Constructors take `sources` without a
+    default, so that no member can leave them out. Sources of other packages have no notes.
+    """
+
+    def __init__(self, sources: Iterable[object]) -> None:
+        # Frozen dataclasses call this as well.
+        object.__setattr__(self, "_sources", tuple(one for one in sources if isinstance(one, Report)))
 
 
 def available(result: Any, attribute: str, otherwise: Any = np.nan) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from fedstat.federation.design.derivatives import Direction
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note, info
-from fedstat.inference.summary import STATEMENTS, Report
+from fedstat.inference.summary import STATEMENTS, DerivedReport
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, mean_derivatives
@@ -143,7 +143,7 @@ def directions_note(directions: Sequence[Direction]) -> str:
     return text
 
 
-class MarginalEffects(Report):
+class MarginalEffects(DerivedReport):
     """Marginal effects with statsmodels' names: pandas objects by the name of the column.
 
     Attributes
@@ -180,7 +180,9 @@ class MarginalEffects(Report):
         options: Mapping[str, str],
         title: tuple[str, str],
         note: str,
+        sources: Iterable[object],
     ) -> None:
+        super().__init__(sources)
         index = list(names)
         self.margeff = pd.Series(effects, index=index)
         self.margeff_cov = pd.DataFrame(delta_method(cov, jacobian), index=index, columns=index)

@@ -1,6 +1,7 @@
 """Agreement of sites: statsmodels on raw local estimates, pooled score tests, refits without a site."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,12 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity import adjust_holm, heterogeneity
+from fedstat.inference.heterogeneity import adjust_holm
+from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites
 from fedstat.inference.plots import plot_forest
+
+heterogeneity = partial(compare_sites, sources=())
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
 SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}

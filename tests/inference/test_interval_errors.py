@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.heterogeneity import heterogeneity
+from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.pooling import denominator
 from fedstat.inference.post_selection import aggregate_splits, debias
+
+heterogeneity = partial(compare_sites, sources=())
 
 # ---- estimates ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.conformal import merge_upwards, threshold_bins
 from fedstat.inference.covariance import gvif, nearest_psd, symmetrize
-from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm, heterogeneity
+from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm
+from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.homogeneity_tests import (
     JointTest,
     SiteScores,
@@ -26,10 +28,15 @@ from fedstat.inference.hypotheses import read_constraints, t_test, wald_test, wa
 from fedstat.inference.meta_analysis import (
     RandomEffectsOptions,
     SiteCoefficients,
-    combine_factor,
     combine_sites,
     i2_interval,
 )
+from fedstat.inference.meta_analysis import (
+    combine_factor as combine_coefficients,
+)
+
+heterogeneity = partial(compare_sites, sources=())
+combine_factor = partial(combine_coefficients, sources=())
 
 # ---- conformal prediction ----------------------------------------------------------------------------
 

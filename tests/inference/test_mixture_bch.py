@@ -1,5 +1,7 @@
 """Entropy and classification of mixtures, and outside variables by cluster against simulated truth."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -17,6 +19,7 @@ from fedstat.inference.mixtures import (
     weigh_by_cluster,
 )
 
+outside = partial(OutsideResults, sources=())
 SHARES, PLACES = np.array([0.5, 0.3, 0.2]), np.array([-1.6, 0.0, 1.9])
 
 
@@ -67,13 +70,11 @@ def test_the_truth_is_found_where_most_likely_clusters_blur_it():
     for _ in range(300):
         labels, r = draw(rng, 600)
         Y = truth[labels, None] + rng.standard_normal((600, 1)) * (1 + labels[:, None])
-        found = OutsideResults("y", "Clinic", (), classification_errors(r), sums_of(Y, r))
+        found = outside("y", "Clinic", (), classification_errors(r), sums_of(Y, r))
         table = found.estimates
         inside.append((table["conf_low"].to_numpy() < truth) & (truth < table["conf_high"].to_numpy()))
         naive.append(sums_of(Y, r).means[:, 0])
-        same = OutsideResults(
-            "y", "", (), classification_errors(r), sums_of(rng.standard_normal((600, 1)), r)
-        )
+        same = outside("y", "", (), classification_errors(r), sums_of(rng.standard_normal((600, 1)), r))
         tests.append(same.pvalue < 0.05)
     assert abs(np.mean(naive, axis=0) - truth).max() > 0.3  # what is corrected
     assert 0.92 < np.mean(inside) < 0.98
@@ -85,7 +86,7 @@ def test_shares_of_levels():
     labels, r = draw(rng, 40_000)
     truth = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
     level = (truth[labels].cumsum(axis=1) < rng.uniform(size=(40_000, 1))).sum(axis=1)
-    found = OutsideResults("ward", "Clinic", "abc", classification_errors(r), sums_of(np.eye(3)[level], r))
+    found = outside("ward", "Clinic", "abc", classification_errors(r), sums_of(np.eye(3)[level], r))
     np.testing.assert_allclose(found.estimates["estimate"].unstack(), truth, atol=0.03)
     np.testing.assert_allclose(found.estimates["estimate"].unstack().sum(axis=1), 1.0)
     assert (found.df, found.categorical) == (4, True)
@@ -100,7 +101,7 @@ def test_where_clusters_are_certain_they_are_plain_means():
     labels = rng.integers(2, size=100)
     Y = rng.standard_normal((100, 1)) + labels[:, None]
     r = np.eye(2)[labels]
-    found = OutsideResults("y", "", (), classification_errors(r), sums_of(Y, r))
+    found = outside("y", "", (), classification_errors(r), sums_of(Y, r))
     parts = [Y[labels == k, 0] for k in (0, 1)]
     np.testing.assert_allclose(found.estimates["estimate"], [part.mean() for part in parts])
     np.testing.assert_allclose(
@@ -115,11 +116,11 @@ def test_clusters_that_nobody_is_in():
     r = np.tile([0.6, 0.4], (50, 1))
     sums = SumsByMostLikelyCluster(np.array([50.0, 0.0]), np.zeros((2, 1)), np.zeros((2, 1, 1)))
     with pytest.raises(EstimationError, match="most likely one of no entity"):
-        OutsideResults("y", "", (), classification_errors(r), sums)
+        outside("y", "", (), classification_errors(r), sums)
     with pytest.raises(ModelError, match="alpha"):
-        OutsideResults("y", "", (), np.eye(2), sums, alpha=2.0)
+        outside("y", "", (), np.eye(2), sums, alpha=2.0)
     with pytest.raises(EstimationError, match="cluster 2 has no entities"):
-        OutsideResults("y", "", (), np.eye(2), sums)
+        outside("y", "", (), np.eye(2), sums)
 
 
 def test_entropy_and_the_classification_table():

@@ -1,5 +1,7 @@
 """Random effects of several coefficients together: published figures, brute force, and one alone."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,9 +14,13 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.meta_analysis import (
     RandomEffectsOptions,
     SiteCoefficients,
-    combine_factor,
     combine_sites,
 )
+from fedstat.inference.meta_analysis import (
+    combine_factor as combine_coefficients,
+)
+
+combine_factor = partial(combine_coefficients, sources=())
 
 # Berkey et al. (1998), five trials of periodontal treatment: probing depth and attachment level.
 ESTIMATES = np.array([[0.47, -0.32], [0.20, -0.60], [0.40, -0.12], [0.26, -0.31], [0.56, -0.39]])

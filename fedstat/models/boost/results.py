@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.notes import Catalogue, Note, info, warning
-from fedstat.inference.summary import CoefficientBlock, Report, made_from
+from fedstat.inference.summary import CoefficientBlock, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.arguments import looks_like_person
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
@@ -467,7 +467,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             record = replace(record, boosting=record.doubled.boosting(self._boosting), doubled=None)
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
         how = SELECTED if learners is None else GIVEN
-        return made_from(fit_surfaces(record, self._all_folds, chosen, how, seed, doubled=doubled), self)
+        return fit_surfaces(record, self._all_folds, chosen, how, seed, doubled=doubled, sources=(self,))
 
     def split(self, *, seed: int = 0) -> SurfaceFit:
         """Select learners by one half of the folds, after as many steps, and fit them to the other half.
@@ -485,7 +485,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         half[np.random.default_rng(seed).permutation(F)[: F // 2]] = True
         path = self._boosting.over(half, self.mstop)[1]
         chosen = sorted({*path.selected.tolist()} - {0})
-        return made_from(fit_surfaces(self._record, ~half, chosen, HALVES, seed), self)
+        return fit_surfaces(self._record, ~half, chosen, HALVES, seed, sources=(self,))
 
     @shows_progress
     def stability(

@@ -21,7 +21,7 @@ from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.notes import Catalogue, Note, info, warning
 from fedstat.inference.plots import draw_bands
-from fedstat.inference.summary import WIDTH, coefficient_sheet, made_from
+from fedstat.inference.summary import WIDTH, coefficient_sheet
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
@@ -424,7 +424,7 @@ class CategoryResults(SiteFitsResults):
             slope[:, :, k] += first
             found[name] = [first @ B[:, k], slope]
         shown = shown_effects(found, directions)
-        made = MarginalEffects(
+        return MarginalEffects(
             [f"{level}{name}" for level in names for name in shown],
             np.array([found[name][0] for name in shown]).T.ravel(),
             np.array([found[name][1] for name in shown]).swapaxes(0, 1).reshape(len(names) * len(shown), -1)
@@ -437,8 +437,8 @@ class CategoryResults(SiteFitsResults):
             note=("Averages over all rows. " if at == "overall" else "At the mean of every column. ")
             + "Errors by the delta method."
             + directions_note(directions),
+            sources=(self,),
         )
-        return made_from(made, self)
 
     def lr_test_terms(self) -> pd.DataFrame:
         """Likelihood ratio test of every term, over all categories.

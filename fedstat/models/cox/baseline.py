@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy import stats
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.inference.notes import Catalogue, Note, info
-from fedstat.inference.summary import WIDTH, Report
+from fedstat.inference.summary import WIDTH, DerivedReport
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import HeldRows, check_level
@@ -35,7 +35,7 @@ NOTES = Catalogue(
 )
 
 
-class BaselineHazard(Report):
+class BaselineHazard(DerivedReport):
     """Cumulative baseline hazard at the ends of intervals: the mean over sites, weighted by their rows.
 
     With ``fit(baseline="common")`` it is that of all sites. It is the hazard of a row whose columns are zero,
@@ -73,7 +73,9 @@ class BaselineHazard(Report):
         design: RowsDesign,
         *,
         common: bool = False,
+        sources: Iterable[object],
     ) -> None:
+        super().__init__(sources)
         self.times, self.hazard = times, hazard
         self._variance, self._centers, self._params, self._cov = variance, centers, params, cov
         self._agreement, self._design, self._common = agreement, design, common

@@ -20,7 +20,7 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate, check_alpha
 from fedstat.inference.notes import Catalogue, Note, critical, info, warning
-from fedstat.inference.summary import WIDTH, CoefficientBlock, made_from
+from fedstat.inference.summary import WIDTH, CoefficientBlock
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows, check_choice
@@ -509,8 +509,9 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         fit = self._record.fit
         params, cov, agreement = self.estimate.params, self._cov(), self.basis.agreement
         common = fit.common is not None
-        made = BaselineHazard(edges, *found, params, cov, agreement, fit.design, common=common)
-        return made_from(made, self)
+        return BaselineHazard(
+            edges, *found, params, cov, agreement, fit.design, common=common, sources=(self,)
+        )
 
     def evaluate(
         self,

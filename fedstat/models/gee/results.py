@@ -296,8 +296,9 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         if sum(own.beta is not None for own in local) < 2:
             raise EstimationError("it compares own fits, and there are fewer than two")
         common = MaskedSiteSums(np.zeros(len(est.names)), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
-        found = heterogeneity(est.names, est.params, 1.0, local, masked=common, terms=est.terms)
-        return replace(found, joint=welch_test([own.own for own in local if own.own is not None]))
+        found = heterogeneity(est.names, est.params, 1.0, local, sources=(), masked=common, terms=est.terms)
+        joint = welch_test([own.own for own in local if own.own is not None])
+        return replace(found, joint=joint, sources=())
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""

@@ -19,7 +19,6 @@ from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.heterogeneity import NOT_REQUESTED
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
-from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.effects import (
     ChangeSums,
     EffectSums,
@@ -175,7 +174,7 @@ def marginal_effects(
         for j, name in list(enumerate(names))[first:] if columns else plain_places(directions):
             found[name] = effects[j], jacobian[j]
     shown = shown_effects(found, directions)
-    made = MarginalEffects(
+    return MarginalEffects(
         shown,
         np.array([found[name][0] for name in shown]),
         np.array([found[name][1] for name in shown]),
@@ -185,8 +184,8 @@ def marginal_effects(
         options={"method": method, "at": at},
         title=(result.model_name, result.estimate.response),
         note=_note(result, at, changed, directions),
+        sources=(result,),
     )
-    return made_from(made, result)
 
 
 def _check_directions(

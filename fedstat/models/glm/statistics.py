@@ -232,6 +232,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
             est.params,
             self.scale,
             self._fit.local,
+            sources=(),
             masked=self._fit.masked_parts,
             estimated=self.estimates_dispersion,
             terms=est.terms,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +20,7 @@ from fedstat.inference.heterogeneity import (
     heterogeneity,
 )
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import WIDTH, Report, made_from, released_kinds
+from fedstat.inference.summary import WIDTH, Report, released_kinds
 from fedstat.inference.tables import Sheet, number, show_probability
 from fedstat.models.horizontal.clusters import describe_tests
 from fedstat.models.horizontal.notes import NOTES
@@ -112,8 +112,9 @@ class SiteFitsResults(DesignResults):
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
         try:
-            # A copy: a result that keeps what refers to it is freed by the collector of cycles only.
-            return made_from(copy(self._comparison), self)
+            # The cached one has no source: a result that keeps what refers to it is freed by the collector
+            # of cycles only.
+            return replace(self._comparison, sources=(self,))
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 
@@ -124,7 +125,13 @@ class SiteFitsResults(DesignResults):
     def _compare_sites(self) -> Heterogeneity:
         est = self.estimate
         return heterogeneity(
-            est.names, est.params, 1.0, self._own_fits(), masked=self._masked_parts(), terms=est.terms
+            est.names,
+            est.params,
+            1.0,
+            self._own_fits(),
+            sources=(),
+            masked=self._masked_parts(),
+            terms=est.terms,
         )
 
     def _masked_parts(self) -> MaskedSiteSums | None:

@@ -13,8 +13,8 @@ import pandas as pd
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.notes import Catalogue, Note, critical, info
-from fedstat.inference.pooling import PooledResults, pool
-from fedstat.inference.summary import Report, made_from
+from fedstat.inference.pooling import PooledResults, pool, pool_analyses
+from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.impute.draws import Draw, PatternSums
 from fedstat.typing import Floats
@@ -134,8 +134,8 @@ class Imputations(Report):
             )
         if response in chosen or len(set(chosen)) < len(chosen):
             raise ModelError("regress: name each column once, and the response not among the covariates")
-        pooled = pool([self._least_squares(draw.gram, response, chosen) for draw in self._draws])
-        return made_from(pooled, self)
+        fits = [self._least_squares(draw.gram, response, chosen) for draw in self._draws]
+        return pool_analyses(fits, sources=(self,))
 
     def _least_squares(self, gram: Floats, response: str, columns: Sequence[str]) -> LeastSquares:
         at = [0, *[1 + self.names.index(name) for name in columns]]

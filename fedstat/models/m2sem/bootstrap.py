@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.convergence import gains_little
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note, info, warning
-from fedstat.inference.summary import Report
+from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.em import CHANGE, GAIN, EntityIndex, soft
@@ -188,7 +188,7 @@ def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modali
 # Standard errors of a mixture from its parametric bootstrap.
 
 
-class BootstrapResults(Report):
+class BootstrapResults(DerivedReport):
     """Profiles and shares with standard errors from refits of samples that were drawn from a fit.
 
     Attributes
@@ -209,7 +209,8 @@ class BootstrapResults(Report):
     ((2, 4), (30, 9), True)
     """
 
-    def __init__(self, record: M2SEMRecord, draws: Draws, alpha: float) -> None:
+    def __init__(self, record: M2SEMRecord, draws: Draws, alpha: float, *, sources: Iterable[object]) -> None:
+        super().__init__(sources)
         self._record, self._draws, self._alpha = record, draws, alpha
         self.samples, self.failed = len(draws.shares), draws.failed
 
@@ -258,12 +259,20 @@ class BootstrapResults(Report):
 
 
 def bootstrap(
-    record: M2SEMRecord, place: Mapping[str, Ints], samples: int, alpha: float, rng: np.random.Generator
+    record: M2SEMRecord,
+    place: Mapping[str, Ints],
+    samples: int,
+    alpha: float,
+    rng: np.random.Generator,
+    *,
+    sources: Iterable[object],
 ) -> BootstrapResults:
     """Draw samples from a fit whose sites have entities at `place`, and fit each."""
     check_alpha(alpha)
     sites = {site: drawable(record, held, place[site]) for site, held in record.sites.items()}
-    return BootstrapResults(record, draw_refits(sites, record.shares, record.n, samples, rng), alpha)
+    return BootstrapResults(
+        record, draw_refits(sites, record.shares, record.n, samples, rng), alpha, sources=sources
+    )
 
 
 # ----------------------------------------------------------------------------------------------------

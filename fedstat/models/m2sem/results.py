@@ -20,7 +20,7 @@ from fedstat.inference.mixtures import (
     classification_table,
     posterior_entropy,
 )
-from fedstat.inference.summary import Note, made_from
+from fedstat.inference.summary import Note
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
@@ -468,8 +468,8 @@ class M2SEMResults(
         """
         check_integer("samples", samples, 2)
         place = self._alive("bootstrap").model._subjects.place
-        made = bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
-        return made_from(made, self)
+        rng = np.random.default_rng(seed)
+        return bootstrap(self._record, place, int(samples), alpha, rng, sources=(self,))
 
     @shows_progress
     def test_against(
@@ -604,7 +604,7 @@ class M2SEMResults(
         ledger = self._ledger or model._new_ledger()
         levels, sums = request_outside_sums(model, holder, variable, clusters, ledger)
         errors = classification_errors(self.posterior.to_numpy())
-        return made_from(OutsideResults(variable, holder, levels, errors, sums, alpha), self)
+        return OutsideResults(variable, holder, levels, errors, sums, alpha, sources=(self,))
 
     # ---- plots -----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.notes import Catalogue, Note, critical, info, warning
-from fedstat.inference.summary import DASH, WIDTH, lines_of, made_from
+from fedstat.inference.summary import DASH, WIDTH, lines_of
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
@@ -869,7 +869,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             " A variance is zero, or effects determine each other: errors take the variances as known, and "
             "are too small if the variance is not zero."
         )
-        made = MarginalEffects(
+        return MarginalEffects(
             shown,
             np.array([found[name][0] for name in shown]),
             jacobian,
@@ -883,8 +883,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             + directions_note(directions)
             + known * (not linear and fit.joint is None)
             + " Robust errors take the variances as known." * (not linear and self.cov_type == "robust"),
+            sources=(self,),
         )
-        return made_from(made, self)
 
     def _directions(self, at: str) -> list[Direction]:
         """Return how design rows change with each variable, columns of random effects included."""

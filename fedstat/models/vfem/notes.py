@@ -493,8 +493,10 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
         return
     if outcome.choice is not None:
         yield from choice_notes(outcome.choice, ranges=True)
-    other = outcome.method == "vfem" and not is_normal(outcome)
-    yield NOTES.note("assumptions/other_response" if other else f"assumptions/{outcome.method}")
+    if outcome.method == "vfem" and not is_normal(outcome):
+        yield NOTES.note("assumptions/other_response")
+    else:
+        yield NOTES.note(f"assumptions/{outcome.method}")
     if outcome.method == "vfem" and fit is not None:
         yield from most_correlated(fit.moments, FREE)
 

@@ -15,7 +15,6 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.evaluation import shapley_values
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
-from fedstat.inference.summary import made_from
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice, check_integer, check_level
@@ -306,8 +305,8 @@ class VFEMResults(
             draws=draws,
             seed=seed,
         )
-        found = select_columns(model, self._record.outcome, exchange, self.estimate, self.ledger, options)
-        return made_from(found, self)
+        outcome = self._record.outcome
+        return select_columns(model, outcome, exchange, self.estimate, self.ledger, options, sources=(self,))
 
     def sites(self) -> pd.DataFrame:
         """Return the data of every site, and what its columns contribute to the explained variance.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ def select_columns(
     every: Estimate,
     ledger: Ledger,
     options: SelectionOptions,
+    *,
+    sources: Iterable[object],
 ) -> VerticalGLMResults:
     """Fit a path of penalized models from the moments of a fit with estimates of `every` column."""
     if model._roles.keys() - {"offset"}:
@@ -91,6 +94,8 @@ def select_columns(
         between=as_between(outcome),
     )
     found = select_blocks(plan, exchange, outcome.choice)
-    result = VerticalGLMResults._of(model, found, ledger, None if every.cov is None else every)
+    result = VerticalGLMResults._of(
+        model, found, ledger, None if every.cov is None else every, sources=sources
+    )
     warn_unless_converged(found)
     return result

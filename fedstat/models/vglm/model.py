@@ -455,7 +455,7 @@ class VerticalGLM(VerticalModel):
             if self.between == "independent":
                 assumed = "missing='em' assumes independent blocks"
                 warn_of_dependence(exchange.moments, assumed, f"{FREE_ALTERNATIVE}.")
-        result = VerticalGLMResults._of(self, outcome, attempt.ledger)
+        result = VerticalGLMResults._of(self, outcome, attempt.ledger, sources=())
         warn_unless_converged(outcome)
         return result
 

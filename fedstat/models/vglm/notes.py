@@ -205,10 +205,18 @@ NOTES = Catalogue(
 )
 
 
+CLAIMS = {
+    "conditional": ("naive_intervals", "conditional_claim"),
+    "debiased": ("debiased_claim",),
+    "split": ("split_claim",),
+    "every": ("every_claim",),
+}
+"""Kinds of notes on standard errors, by inference."""
+
+
 def claims_of(inference: str) -> tuple[Note, ...]:
     """State what standard errors account for, by inference."""
-    kinds = {"conditional": ("naive_intervals", "conditional_claim")}.get(inference, (f"{inference}_claim",))
-    return tuple(NOTES.note(kind) for kind in kinds)
+    return tuple(NOTES.note(kind) for kind in CLAIMS[inference])
 
 
 def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:

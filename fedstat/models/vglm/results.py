@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import coefficient_sheet
+from fedstat.inference.summary import coefficient_sheet, critical_notes
 from fedstat.inference.tables import Sheet, SheetSummary, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -211,8 +211,13 @@ class VerticalGLMResults(
         outcome: SelectionOutcome,
         ledger: Ledger,
         every: Estimate | None = None,
+        *,
+        sources: Iterable[object],
     ) -> VerticalGLMResults:
-        """Make results of a fit, with unpenalized estimates of `every` column if these are known."""
+        """Make results of a fit, with unpenalized estimates of `every` column if these are known.
+
+        Critical notes of the `sources`, other fits from which it was made, are kept in its file.
+        """
         selection, response = Selection.of(outcome), model.formula.response
         if every is not None:
             selection = replace(selection, inference="every")
@@ -224,11 +229,12 @@ class VerticalGLMResults(
         )
         debiased = every or make_debiased(response, outcome)
         claims = claims_of(selection.inference)
+        inherited = [note for source in sources for note in critical_notes(source)]
         alone = selection.lam == 0.0 or selection.penalty == "ridge" or bool(outcome.fitted.unbounded)
         if selection.inference == "conditional" and alone:
             claims = ()
         record = SelectionRecord(
-            notes=(*claims, *role_notes(model._roles), *fit_notes(outcome, ledger)),
+            notes=(*inherited, *claims, *role_notes(model._roles), *fit_notes(outcome, ledger)),
             predictor=predictor,
             selection=selection,
             refit=refit,

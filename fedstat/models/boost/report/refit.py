@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from scipy.stats import t as t_law
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note, critical, info, warning
-from fedstat.inference.summary import Report
+from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.learning.knots import doubled, holm, knot_sums
 from fedstat.models.boost.learning.learners import INTERCEPT
@@ -510,7 +510,7 @@ COLUMNS = ("learner", "columns", "edf", "F", "df", "df resid", "p")
 WIDTHS = (43, 8, 8, 11, 6, 9, 7)
 
 
-class SurfaceFit(Report):
+class SurfaceFit(DerivedReport):
     """Learners fitted again by generalized least squares, with errors that are correlated along the response.
 
     Attributes
@@ -549,7 +549,9 @@ class SurfaceFit(Report):
         knots: pd.DataFrame | None = None,
         *,
         doubled: bool = False,
+        sources: Iterable[object],
     ) -> None:
+        super().__init__(sources)
         self.knots, self._doubled = knots, doubled
         self._held, self._fitted, self._seed = held, fitted, seed
         self._start = start  # mean of the response, (G,), around which learners were fitted
@@ -728,6 +730,7 @@ def fit_surfaces(
     seed: int,
     *,
     doubled: bool = False,
+    sources: Iterable[object],
 ) -> SurfaceFit:
     """Fit learners to the sums of some folds, (F,); `doubled` if these are for doubled knots."""
     boosting = held.boosting
@@ -735,7 +738,7 @@ def fit_surfaces(
     centered = sums.about(sums.mean, boosting.basis)
     fitted = refit(centered, boosting.design, boosting.gram, learners)
     knots = None if held.doubled is None else knot_tests(held, folds, fitted.learners)
-    return SurfaceFit(held, fitted, sums.mean, conditions, seed, knots, doubled=doubled)
+    return SurfaceFit(held, fitted, sums.mean, conditions, seed, knots, doubled=doubled, sources=sources)
 
 
 def knot_tests(held: BoostRecord, folds: Bools, learners: Sequence[int]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -76,6 +76,7 @@ def effects_over_columns(
     *,
     directions: Callable[[bool], Sequence[Direction]],
     others: Mapping[str, Any],
+    sources: Iterable[object],
 ) -> MarginalEffects:
     """Effects of all variables; `project` requests projections on a factor (p + 1, r) of the covariance.
 
@@ -139,6 +140,7 @@ def effects_over_columns(
         options={"method": method, "at": at},
         title=of.words,
         note=f"{where}. Standard errors by the delta method.{directions_note(found)}",
+        sources=sources,
     )
 
 

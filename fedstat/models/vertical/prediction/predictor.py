@@ -16,7 +16,6 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
-from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import kind_of, to_pandas
 from fedstat.models.margins import MarginalEffects
@@ -301,8 +300,9 @@ class VerticalPredictions(CoefficientResults):
             ]
 
         others: dict[str, Any] = {"atexog": atexog, "dummy": dummy, "count": count}
-        made = effects_over_columns(mean, at, method, project, directions=directions, others=others)
-        return made_from(made, self)
+        return effects_over_columns(
+            mean, at, method, project, directions=directions, others=others, sources=(self,)
+        )
 
     def _margin_specs(self) -> Mapping[str, str]:
         """Return the coding of columns by site, which is requested from the sites if it is not known."""
