@@ -20,7 +20,7 @@ from fedstat.inference.discrimination import (
     discrimination,
     roc_points,
 )
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_calibration, plot_roc
 from fedstat.inference.recalibration import Recalibration
 from fedstat.inference.summary import Report
@@ -45,24 +45,22 @@ OWN_ROWS = (
     "slope is about 1 by construction: evaluate(partition) judges it on other rows."
 )
 NOTES = Catalogue(
-    {
-        "own_rows": warning(OWN_ROWS),
-        "accuracy": info("{source}"),
-        "recalibration": info("{source}"),
-        "remark": info("{remark}"),
-        "merged_bins": info("Bins of fewer than {least} {counted} were merged with a neighbor."),
-        "auc": info(
-            "AUC from counts in {bins} bins of the prediction, where ties within a bin count one half. "
-            "Intervals of 95 % are for its logit, with Student's t. Standard error: Hanley and McNeil "
-            "(1982), with its two probabilities counted from the bins. The AUC of all sites also ranks rows "
-            "of different sites against each other."
-        ),
-        "auc_bounds": info(
-            "From the bins, the AUC of these rows over all sites is between {low:.3f} and {high:.3f}; this "
-            "is not an interval for other rows."
-        ),
-        "brier": info("Brier score, all sites: {score:.4f}, from sums over rows."),
-    }
+    warning={
+        "own_rows": OWN_ROWS,
+    },
+    info={
+        "accuracy": "{source}",
+        "recalibration": "{source}",
+        "remark": "{remark}",
+        "merged_bins": "Bins of fewer than {least} {counted} were merged with a neighbor.",
+        "auc": "AUC from counts in {bins} bins of the prediction, where ties within a bin count one half. "
+        "Intervals of 95 % are for its logit, with Student's t. Standard error: Hanley and McNeil (1982), "
+        "with its two probabilities counted from the bins. The AUC of all sites also ranks rows of "
+        "different sites against each other.",
+        "auc_bounds": "From the bins, the AUC of these rows over all sites is between {low:.3f} and "
+        "{high:.3f}; this is not an interval for other rows.",
+        "brier": "Brier score, all sites: {score:.4f}, from sums over rows.",
+    },
 )
 
 

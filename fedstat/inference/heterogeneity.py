@@ -22,7 +22,7 @@ from fedstat.inference.meta_analysis import (
     combine_sites,
     dersimonian_laird,
 )
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
@@ -48,37 +48,30 @@ METHODS = (
     "share of the spread beyond chance, with its {level:g} % interval, is by moments. "
 )
 NOTES = Catalogue(
-    {
-        "verdict": info("{verdict}"),
-        "no_own_estimates": info(
-            "No own estimates: {sites}. They enter the score test{changes}; Q, I2, tau and the random "
-            "effects use the other {others} of {total} sites."
-        ),
-        "few_sites": info(
-            "With {sites} sites Q has little power, and tau is poorly determined: the interval of the random "
-            "effects has t quantiles with {df} degree{plural} of freedom, and is wide."
-        ),
-        "one_dispersion": info(
+    info={
+        "verdict": "{verdict}",
+        "no_own_estimates": "No own estimates: {sites}. They enter the score test{changes}; Q, I2, tau and "
+        "the random effects use the other {others} of {total} sites.",
+        "few_sites": "With {sites} sites Q has little power, and tau is poorly determined: the interval of "
+        "the random effects has t quantiles with {df} degree{plural} of freedom, and is wide.",
+        "one_dispersion": (
             "The score test assumes the same dispersion (residual variance) at all sites: if sites differ "
             "only in the dispersion, it rejects too often. {remedy} give each its own dispersion.",
             Remedy("fit(local=True)", "Own fits of all sites ({arguments})"),
         ),
-        "methods": info(
-            METHODS + "{source}; the changes are one Newton step, in standard errors of the common model."
-        ),
-        "methods/masked": info(
+        "methods": METHODS
+        + "{source}; the changes are one Newton step, in standard errors of the common model.",
+        "methods/masked": (
             METHODS
             + "{source}; the estimates without each of the {sites} sites are not available, because sums are "
             "masked: see {remedy}.",
             Remedy("fit(masked=False)"),
         ),
-        "two_estimators": info(
-            "REML and moments do not agree on whether sites vary in: {terms}. tau by moments belongs to I2 "
-            "(random_effects('DL')). With few sites this is uncertain: see the interval of I2."
-        ),
-        "partial": info("Compared only over the sites that determine it: {terms}."),
-        "one_site": info("Determined at fewer than two sites: {terms}."),
-    }
+        "two_estimators": "REML and moments do not agree on whether sites vary in: {terms}. tau by moments "
+        "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2.",
+        "partial": "Compared only over the sites that determine it: {terms}.",
+        "one_site": "Determined at fewer than two sites: {terms}.",
+    },
 )
 
 

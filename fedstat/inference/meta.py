@@ -14,7 +14,7 @@ from fedstat.errors import ModelError
 from fedstat.inference import meta_analysis
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import FEW_SITES
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number
@@ -37,32 +37,22 @@ TESTS = {
 EFFECT_WIDTHS = (26, 11, 11, 10, 8, 11, 11)
 SITE_WIDTHS = (26, 11, 11, 11, 11, 10, 10)
 NOTES = Catalogue(
-    {
-        "verdict/differ": warning(
-            "The effects differ between sites. The common effect is then an average, and its interval is too "
-            "short: report the random effects and the interval of a further site."
-        ),
-        "verdict": info(
-            "There is no evidence that effects differ between sites. This does not show that they are equal: "
-            "see the interval of I2."
-        ),
-        "two_estimators": info(
-            "tau2 is {tau2} by {method} and {moments} by moments (method='DL'). Use the interval of tau2, "
-            "because the data do not determine it well."
-        ),
-        "few_sites": info(
-            "With {sites} sites Q has little power and tau2 is poorly determined: the intervals of random "
-            "effects are wide."
-        ),
-        "methods": info(
-            "tau2 is by {estimator}; the interval of random effects uses {tests}. Standard errors of sites "
-            "are taken as known."
-        ),
-        "assumptions": info(
-            "The sites must have different people and must estimate the same quantity: the same model, "
-            "columns, units and reference levels."
-        ),
-    }
+    warning={
+        "verdict/differ": "The effects differ between sites. The common effect is then an average, and its "
+        "interval is too short: report the random effects and the interval of a further site.",
+    },
+    info={
+        "verdict": "There is no evidence that effects differ between sites. This does not show that they "
+        "are equal: see the interval of I2.",
+        "two_estimators": "tau2 is {tau2} by {method} and {moments} by moments (method='DL'). Use the "
+        "interval of tau2, because the data do not determine it well.",
+        "few_sites": "With {sites} sites Q has little power and tau2 is poorly determined: the intervals of "
+        "random effects are wide.",
+        "methods": "tau2 is by {estimator}; the interval of random effects uses {tests}. Standard errors of "
+        "sites are taken as known.",
+        "assumptions": "The sites must have different people and must estimate the same quantity: the same "
+        "model, columns, units and reference levels.",
+    },
 )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import optimize, special, stats
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
@@ -30,16 +30,12 @@ ROUNDED = 1e-10
 SMALLEST_Q = 1e-12
 """If all confidence is in a variance of zero, Q would have to be zero for any other."""
 NOTES = Catalogue(
-    {
-        "random_effects": info(
-            "Multivariate random effects of all coefficients together, with an unstructured covariance "
-            "between sites by restricted maximum likelihood. Q and I2 are joint as well."
-        ),
-        "t_tests": info(
-            "Standard errors and the test of no effect after Jackson and Riley (2014), who extend Hartung's "
-            "and Knapp's."
-        ),
-    }
+    info={
+        "random_effects": "Multivariate random effects of all coefficients together, with an unstructured "
+        "covariance between sites by restricted maximum likelihood. Q and I2 are joint as well.",
+        "t_tests": "Standard errors and the test of no effect after Jackson and Riley (2014), who extend "
+        "Hartung's and Knapp's.",
+    },
 )
 
 

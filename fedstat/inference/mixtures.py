@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import EstimationError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import bic
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
@@ -25,13 +25,12 @@ OVERLAP = 0.8
 """Relative entropy below which standard errors from the information may be too small."""
 TINY = 1e-300
 NOTES = Catalogue(
-    {
-        "weights": info(
-            "Entities in their most likely clusters, weighted by the inverse of the classification errors "
-            "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as known."
-        ),
-        "outside_unit": info("Shares below 0 or above 1 are due to the weights and few entities."),
-    }
+    info={
+        "weights": "Entities in their most likely clusters, weighted by the inverse of the classification "
+        "errors (Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as "
+        "known.",
+        "outside_unit": "Shares below 0 or above 1 are due to the weights and few entities.",
+    },
 )
 
 

@@ -50,19 +50,8 @@ class NoteForm:
         return _all_fields(self.template, self.remedy)
 
 
-def critical(template: str, remedy: Remedy | None = None) -> NoteForm:
-    """State that a note is above the table: numbers below it must not be interpreted without it."""
-    return NoteForm("critical", template, remedy)
-
-
-def warning(template: str, remedy: Remedy | None = None) -> NoteForm:
-    """State that a note is before those that only describe."""
-    return NoteForm("warning", template, remedy)
-
-
-def info(template: str, remedy: Remedy | None = None) -> NoteForm:
-    """State that a note describes the fit."""
-    return NoteForm("info", template, remedy)
+Text: TypeAlias = str | tuple[str, Remedy]
+"""Template of a note, with its remedy if it has one."""
 
 
 def fields_of(template: str) -> frozenset[str]:
@@ -73,10 +62,24 @@ def fields_of(template: str) -> frozenset[str]:
 class Catalogue(dict[str, NoteForm]):
     """Kinds of notes of a family, with severity, template and remedy of each.
 
-    ``NOTES = Catalogue({"few_events": warning("There are {ratio:.1f} events for each coefficient.")})``
-    declares a kind, and ``NOTES.note("few_events", ratio=7.1)`` makes a note of it. A kind with several texts
-    has an entry ``kind/variant`` for each.
+    ``NOTES = Catalogue(info={"rows": "The fit has {n:,} rows."})`` declares a kind, and
+    ``NOTES.note("rows", n=920)`` makes a note of it. A kind with several texts has an entry ``kind/variant``
+    for each. Critical notes are above the table of a summary: its numbers must not be interpreted without
+    them. Warnings come before notes that only describe (info).
     """
+
+    def __init__(
+        self,
+        critical: Mapping[str, Text] | None = None,
+        warning: Mapping[str, Text] | None = None,
+        info: Mapping[str, Text] | None = None,
+    ) -> None:
+        groups = zip(SEVERITIES, (critical, warning, info), strict=True)
+        texts = [(kind, severity, text) for severity, group in groups for kind, text in (group or {}).items()]
+        if len(names := {kind for kind, _, _ in texts}) < len(texts):
+            raise ValueError(f"two severities of one kind of note; there are {sorted(names)}")
+        for kind, severity, text in texts:
+            self[kind] = NoteForm(severity, *([text] if isinstance(text, str) else text))
 
     def note(self, kind: str, /, *, remedy: Remedy | None = None, **values: Any) -> Note:
         """Make a note of a kind with exactly the values that its template has; texts of a list are joined.

@@ -14,7 +14,7 @@ from statsmodels.stats.contrast import ContrastResults
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import STATEMENTS, DerivedReport, coefficient_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.spline_names import canonical_name
@@ -25,26 +25,22 @@ from fedstat.typing import Floats
 
 LEAST = 2
 NOTES = Catalogue(
-    {
-        "rule": info(
-            "Means over {imputations} imputations, by Rubin's rules (1987); Student's t with degrees of "
-            "freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is the "
-            "fraction of missing information. wald_test() tests several coefficients together."
-        ),
-        "rule/tables": info(
-            "Means over {tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and v "
-            "within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each drawn "
-            "from a release of its own, as sample_tables() does, if the tables have the distribution of the "
-            "data. Student's t has df = (M - 1) (1 - v / ((1 + 1/M) b))^2."
-        ),
-        "floored": info("Variances (1 + 1/M) b - v below v are replaced by v: {names}."),
-        "measured": info(
-            "Measured on 20 tables of 10,000 rows, logistic, columns a copula: 95 % intervals cover .95 at "
-            "epsilon 1 and .99 at epsilon 3 (worst coefficient .93 and .98; 40 runs). They are wider than "
-            "those of PrivateCopulaGLM, which cover .95."
-        ),
-        "few_tables": warning("Fewer than {least} tables: the variances are uncertain."),
-    }
+    warning={
+        "few_tables": "Fewer than {least} tables: the variances are uncertain.",
+    },
+    info={
+        "rule": "Means over {imputations} imputations, by Rubin's rules (1987); Student's t with degrees of "
+        "freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is the "
+        "fraction of missing information. wald_test() tests several coefficients together.",
+        "rule/tables": "Means over {tables} synthetic tables; variances (1 + 1/M) b - v, b between the "
+        "tables and v within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each "
+        "drawn from a release of its own, as sample_tables() does, if the tables have the distribution of "
+        "the data. Student's t has df = (M - 1) (1 - v / ((1 + 1/M) b))^2.",
+        "floored": "Variances (1 + 1/M) b - v below v are replaced by v: {names}.",
+        "measured": "Measured on 20 tables of 10,000 rows, logistic, columns a copula: 95 % intervals cover "
+        ".95 at epsilon 1 and .99 at epsilon 3 (worst coefficient .93 and .98; 40 runs). They are wider "
+        "than those of PrivateCopulaGLM, which cover .95.",
+    },
 )
 
 

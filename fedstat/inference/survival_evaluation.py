@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
@@ -25,25 +25,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NOTES = Catalogue(
-    {
-        "own_rows": warning(
-            "The model was fitted to these rows. Its figures are better here than on other rows: "
-            "evaluate(partition, times=...) judges it on other rows."
-        ),
-        "integrated": info("Integrated Brier score from {first:g} to {last:g}: {score:.4f}."),
-        "censoring": info(
-            "Censored rows are represented by others, with weights from Kaplan and Meier's estimate of the "
-            "time of censoring. Censoring is assumed to be independent of the columns."
-        ),
-        "errors": info(
-            "AUC and Brier scores have no standard errors here: the weights are estimated, and errors that "
-            "ignore this would be wrong."
-        ),
-        "merged_bins": info(
-            "Bins of the linear predictor with fewer than {least} rows at a site were merged with a "
-            "neighbor; the AUC counts rows of a bin as ties."
-        ),
-    }
+    warning={
+        "own_rows": "The model was fitted to these rows. Its figures are better here than on other rows: "
+        "evaluate(partition, times=...) judges it on other rows.",
+    },
+    info={
+        "integrated": "Integrated Brier score from {first:g} to {last:g}: {score:.4f}.",
+        "censoring": "Censored rows are represented by others, with weights from Kaplan and Meier's "
+        "estimate of the time of censoring. Censoring is assumed to be independent of the columns.",
+        "errors": "AUC and Brier scores have no standard errors here: the weights are estimated, and errors "
+        "that ignore this would be wrong.",
+        "merged_bins": "Bins of the linear predictor with fewer than {least} rows at a site were merged "
+        "with a neighbor; the AUC counts rows of a bin as ties.",
+    },
 )
 
 

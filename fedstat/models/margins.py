@@ -13,7 +13,7 @@ from fedstat.errors import NotAvailableError
 from fedstat.federation.design.derivatives import Direction
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import STATEMENTS, DerivedReport
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -24,9 +24,9 @@ from fedstat.typing import Floats
 HEADINGS = {"dydx": "dy/dx", "eyex": "d(lny)/d(lnx)", "dyex": "dy/d(lnx)", "eydx": "d(lny)/dx"}
 WIDTHS = (28, 14, 10, 9, 7, 10, 10)
 NOTES = Catalogue(
-    {
-        "conditions": info("{note}"),
-    }
+    info={
+        "conditions": "{note}",
+    },
 )
 
 

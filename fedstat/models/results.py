@@ -31,7 +31,7 @@ from fedstat.inference.hypotheses import (
     wald_test_terms,
 )
 from fedstat.inference.likelihood import LRTest, check_nested
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import (
     STATEMENTS,
@@ -62,17 +62,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NOTES = Catalogue(
-    {
-        "not_converged": critical("NOT CONVERGED: {detail}; do not interpret these numbers"),
-        "setting": info("{setting}"),
-        "no_covariance": info("No standard errors, tests and intervals: {reason}"),
-        "undetermined_errors": warning(
-            "The covariance does not determine a standard error (nan) of: {names}. Tests and intervals of "
-            "the other coefficients are valid."
-        ),
-        "no_likelihood": info("No log-likelihood, AIC and BIC: {reason}"),
-        "receipt": warning("{alarm}"),
-    }
+    critical={
+        "not_converged": "NOT CONVERGED: {detail}; do not interpret these numbers",
+    },
+    warning={
+        "undetermined_errors": "The covariance does not determine a standard error (nan) of: {names}. Tests "
+        "and intervals of the other coefficients are valid.",
+        "receipt": "{alarm}",
+    },
+    info={
+        "setting": "{setting}",
+        "no_covariance": "No standard errors, tests and intervals: {reason}",
+        "no_likelihood": "No log-likelihood, AIC and BIC: {reason}",
+    },
 )
 """Notes on coefficients of any family."""
 Statement = Literal["cov_params", "llf", "rsquared", "ledger"]

@@ -11,7 +11,7 @@ import pytest
 
 import fedstat
 from fedstat.errors import Remedy
-from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, above_table, fields_of, warning
+from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, above_table, fields_of
 
 PACKAGE = Path(fedstat.__file__).parent
 
@@ -82,13 +82,14 @@ def test_every_form_is_valid(name):
 
 
 FORMS = Catalogue(
-    {
-        "small": warning(
-            "{n:,} rows of {{all}}: {remedy}.", Remedy("fit(cov_type={name!r})", "use {arguments}")
+    warning={
+        "small": (
+            "{n:,} rows of {{all}}: {remedy}.",
+            Remedy("fit(cov_type={name!r})", "use {arguments}"),
         ),
-        "small/none": warning("No rows in {{braces}}."),
-        "listed": warning("Columns: {columns}."),
-    }
+        "small/none": "No rows in {{braces}}.",
+        "listed": "Columns: {columns}.",
+    },
 )
 
 

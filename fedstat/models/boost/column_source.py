@@ -19,7 +19,7 @@ from fedstat.federation.dry_run.synthetic import synthetic_column_sites, synthet
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.notes import Catalogue, Note, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.boost.arguments import FOLDS, refuse_few_rows
 from fedstat.models.boost.explain import tracing_sentence
 from fedstat.models.boost.learning.boosting import Boosting
@@ -52,13 +52,11 @@ INTERPOLATED = (
     "these curves"
 )
 NOTES = Catalogue(
-    {
-        "small_folds": warning(
-            "Sums of products of up to {columns} columns were released over {entities:,} entities: a party "
-            "that knows the columns of one site may be able to compute rows of another site. The owners "
-            "allow it (max_parameters). Use fewer folds or knots."
-        ),
-    }
+    warning={
+        "small_folds": "Sums of products of up to {columns} columns were released over {entities:,} "
+        "entities: a party that knows the columns of one site may be able to compute rows of another site. "
+        "The owners allow it (max_parameters). Use fewer folds or knots.",
+    },
 )
 
 

@@ -17,7 +17,8 @@ from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.summary import CoefficientBlock, Note
+from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
 from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
@@ -285,16 +286,22 @@ def budget_notes(plan: CurvesPlan, n: int, epsilon: float, delta: float) -> Iter
 # Sentences below the summary of a private release of curves.
 
 
+NOTES = Catalogue(
+    info={
+        "cost": "{cost}",
+        "noise": "{noise}",
+        "tracing": "Membership inference: {tracing}.",
+        "left_out": "Entities that are not complete at every site are left out: {entities}.",
+    },
+)
+
+
 def release_notes(released: ReleasedCurves, delta: float) -> Iterator[Note]:
     """State the cost of a release, the size of its noise, and the success of an attack."""
     for text in cost_statements(released.plan, delta):
-        yield Note("cost", text)
-    yield Note("noise", noise_statement(released.plan, released.n))
-    yield Note("tracing", f"Membership inference: {tracing_statement(released.plan, released.n)}.")
+        yield NOTES.note("cost", cost=text)
+    yield NOTES.note("noise", noise=noise_statement(released.plan, released.n))
+    yield NOTES.note("tracing", tracing=tracing_statement(released.plan, released.n))
     lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
     if lost:
-        yield Note(
-            "left_out",
-            "Entities that are not complete at every site are left out: "
-            f"{', '.join(f'{count:,} at {site}' for site, count in lost.items())}.",
-        )
+        yield NOTES.note("left_out", entities=[f"{count:,} at {site}" for site, count in lost.items()])

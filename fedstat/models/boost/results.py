@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate, LedgerLike
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.arguments import looks_like_person
@@ -92,26 +92,24 @@ DRAWS = 10
 Picture: TypeAlias = Literal["surface", "effects", "path", "cv", "importance", "fitted"]
 PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
 NOTES = Catalogue(
-    {
-        "no_step": warning(f"{NO_STEP}."),
-        "setting": info("{setting}"),
-        "no_covariance": info("No standard errors, tests and intervals: {reason}."),
-        "more_steps": warning(f"{BORDER}."),
-        "repeated_rows": warning("{problem}"),
-        "correlated_errors": info(
-            "AICc treats errors at the points of a curve as independent. If they are correlated it takes too "
-            'many steps; select="cv" does not.'
-        ),
-        "masking": info("{masked}"),
-        "tracing": info("Membership inference: {tracing}."),
-        "left_out": info("{entities:,} {who} left out."),
-        "rsquared_by_epsilon": info(
-            "R-squared by epsilon, simulated as if this fit were the truth ({draws} draws each; inf is "
-            "without noise): {table}. The value above comes from the noisy sums."
-        ),
-        "public": info(PUBLIC),
-        "baseline": info("Each fit uses the rows of its site only; R-squared is that of these rows."),
-    }
+    warning={
+        "no_step": f"{NO_STEP}.",
+        "more_steps": f"{BORDER}.",
+        "repeated_rows": "{problem}",
+    },
+    info={
+        "setting": "{setting}",
+        "no_covariance": "No standard errors, tests and intervals: {reason}.",
+        "correlated_errors": "AICc treats errors at the points of a curve as independent. If they are "
+        'correlated it takes too many steps; select="cv" does not.',
+        "masking": "{masked}",
+        "tracing": "Membership inference: {tracing}.",
+        "left_out": "{entities:,} {who} left out.",
+        "rsquared_by_epsilon": "R-squared by epsilon, simulated as if this fit were the truth ({draws} "
+        "draws each; inf is without noise): {table}. The value above comes from the noisy sums.",
+        "public": PUBLIC,
+        "baseline": "Each fit uses the rows of its site only; R-squared is that of these rows.",
+    },
 )
 
 

@@ -21,7 +21,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.evaluation import ALL, OWN_ROWS, Evaluation, bin_edges, probabilities
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_calibration
 from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet
@@ -36,22 +36,18 @@ if TYPE_CHECKING:
 
 WIDTHS = (WIDTH - 62, 9, 9, 11, 8, 9, 9, 0)
 NOTES = Catalogue(
-    {
-        "own_rows": warning(OWN_ROWS),
-        "auc": info(
-            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
-            "all is their mean, weighted by rows."
-        ),
-        "hand_till": info(
-            "AUC of pairs: the mean over all pairs of categories, among their rows. From the bins, that of "
-            "these rows is between {low:.3f} and {high:.3f}."
-        ),
-        "merged_cells": info(
-            "Bins of fewer than {least} rows at a site, and predicted categories with few rows of a category "
-            "(min_level_count), are counted with a neighbor. Where an owner allows one evaluation, bins are "
-            "larger: those of two categories differ in no few rows."
-        ),
-    }
+    warning={
+        "own_rows": OWN_ROWS,
+    },
+    info={
+        "auc": "AUC of a category against the rest, from counts in public bins of its probability; the AUC "
+        "of all is their mean, weighted by rows.",
+        "hand_till": "AUC of pairs: the mean over all pairs of categories, among their rows. From the bins, "
+        "that of these rows is between {low:.3f} and {high:.3f}.",
+        "merged_cells": "Bins of fewer than {least} rows at a site, and predicted categories with few rows "
+        "of a category (min_level_count), are counted with a neighbor. Where an owner allows one "
+        "evaluation, bins are larger: those of two categories differ in no few rows.",
+    },
 )
 
 

@@ -19,7 +19,7 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands
 from fedstat.inference.summary import WIDTH, coefficient_sheet
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
@@ -70,16 +70,14 @@ if TYPE_CHECKING:
 FEW_ROWS = 10
 """Rows of the rarest category per coefficient of it."""
 NOTES = Catalogue(
-    {
-        "rare_category": warning(
-            "Category {category} has {ratio:.1f} rows for each coefficient. With fewer than {least}, "
-            "estimates are biased away from zero and intervals are unreliable."
-        ),
-        "reference": info(
-            "Coefficients compare a category with {category}; the ratio of the probabilities of two "
-            "categories is assumed not to depend on the others."
-        ),
-    }
+    warning={
+        "rare_category": "Category {category} has {ratio:.1f} rows for each coefficient. With fewer than "
+        "{least}, estimates are biased away from zero and intervals are unreliable.",
+    },
+    info={
+        "reference": "Coefficients compare a category with {category}; the ratio of the probabilities of "
+        "two categories is assumed not to depend on the others.",
+    },
 )
 
 

@@ -15,7 +15,7 @@ from scipy.special import chdtr, ndtr, ndtri
 
 from fedstat.errors import ModelError
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report, header_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_choice, check_integer
@@ -45,31 +45,27 @@ if TYPE_CHECKING:
 
 ALL = "all together"
 NOTES = Catalogue(
-    {
-        "verdict": critical("Verdict: {verdict}."),
-        "verdict/passed": info("Verdict: {verdict}."),
-        "demonstration": warning(
-            "A demonstration on synthetic tables with one simple attack. If it guesses badly, this is no "
-            "evidence of privacy. For evidence, audit the release itself: view='coordinator' or the name of "
-            "a site."
-        ),
-        "records": info(
-            "The two records are the hardest to hide according to the plan; each is in about half of the "
-            "releases. The statistic is the likelihood ratio of the whole observation. Every release passed "
-            "the disclosure checks of new sites, with new keys and a budget for one release. The sites hold "
-            "synthetic rows; none of your rows was used."
-        ),
-        "intervals": info(
-            "Intervals are Clopper and Pearson's, all wrong at once with probability at most {alpha:g}; mu "
-            "is that of Gaussian noise, and discrete noise of this size agrees with it to many digits. Lower "
-            "bounds are proof. Upper bounds prove nothing about other records, errors in other code, or "
-            "timing."
-        ),
-        "pair": info(
-            "The pair should show {pair:.3f} of the claimed {claimed:.3f}: the charge is an upper bound, and "
-            "no pair attains it here."
-        ),
-    }
+    critical={
+        "verdict": "Verdict: {verdict}.",
+    },
+    warning={
+        "demonstration": "A demonstration on synthetic tables with one simple attack. If it guesses badly, "
+        "this is no evidence of privacy. For evidence, audit the release itself: view='coordinator' or the "
+        "name of a site.",
+    },
+    info={
+        "verdict/passed": "Verdict: {verdict}.",
+        "records": "The two records are the hardest to hide according to the plan; each is in about half of "
+        "the releases. The statistic is the likelihood ratio of the whole observation. Every release passed "
+        "the disclosure checks of new sites, with new keys and a budget for one release. The sites hold "
+        "synthetic rows; none of your rows was used.",
+        "intervals": "Intervals are Clopper and Pearson's, all wrong at once with probability at most "
+        "{alpha:g}; mu is that of Gaussian noise, and discrete noise of this size agrees with it to many "
+        "digits. Lower bounds are proof. Upper bounds prove nothing about other records, errors in other "
+        "code, or timing.",
+        "pair": "The pair should show {pair:.3f} of the claimed {claimed:.3f}: the charge is an upper "
+        "bound, and no pair attains it here.",
+    },
 )
 
 

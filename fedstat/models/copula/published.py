@@ -48,7 +48,7 @@ from scipy.stats import binom, rankdata
 
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.notes import Catalogue, Note, critical
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.copula import nearest_correlation, project_simplex
@@ -68,9 +68,9 @@ GRID = 801
 SWEEPS = 5
 """Sweeps of truncated draws of a column, each over every second entity and then over the others."""
 NOTES = Catalogue(
-    {
-        "not_private": critical("{cost}"),
-    }
+    critical={
+        "not_private": "{cost}",
+    },
 )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import LedgerLike
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
 from fedstat.inference.summary import header_sheet, released_kinds
 from fedstat.inference.tables import Sheet
@@ -41,32 +41,28 @@ if TYPE_CHECKING:
 MOST_NAMED = 8
 """Number of columns that a note names."""
 NOTES = Catalogue(
-    {
-        "bounds": critical("{problem}."),
-        "cost": info("{cost}"),
-        "large_noise": warning("{problem}"),
-        "copula": info(
-            "Rows are drawn from a Gaussian copula with the released margins. They contain rank correlations "
-            "only: no humps, interactions or joint tails.{levels} Standard errors of an analysis of "
-            "synthetic rows do not include the noise."
-        ),
-        "missing_cells": info(
-            "Cells are missing in synthetic rows as often as in the data, by noisy counts: {cells}. Given "
-            "the other columns, this does not depend on the missing value (missing at random)."
-        ),
-        **{f"missing_blocks/{method}": info(words) for method, words in METHODS.items()},
-        "moved": warning(
-            "The pairwise correlations are not a valid correlation matrix; the nearest one is {moved:.2g} "
-            "away (root mean square)."
-        ),
-        "public": info(
-            "Bounds and levels of the columns, numbers of entities, and which site has a record of which "
-            "entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
-            "site's own secret randomness. Each site adds its noise before it releases anything; no "
-            "participant, including the dealer, holds a sum without noise. A repetition of the same request "
-            "releases the same numbers and is free, as long as no site's table has changed."
-        ),
-    }
+    critical={
+        "bounds": "{problem}.",
+    },
+    warning={
+        "large_noise": "{problem}",
+        "moved": "The pairwise correlations are not a valid correlation matrix; the nearest one is "
+        "{moved:.2g} away (root mean square).",
+    },
+    info={
+        "cost": "{cost}",
+        "copula": "Rows are drawn from a Gaussian copula with the released margins. They contain rank "
+        "correlations only: no humps, interactions or joint tails.{levels} Standard errors of an analysis "
+        "of synthetic rows do not include the noise.",
+        "missing_cells": "Cells are missing in synthetic rows as often as in the data, by noisy counts: "
+        "{cells}. Given the other columns, this does not depend on the missing value (missing at random).",
+        **{f"missing_blocks/{method}": words for method, words in METHODS.items()},
+        "public": "Bounds and levels of the columns, numbers of entities, and which site has a record of "
+        "which entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
+        "site's own secret randomness. Each site adds its noise before it releases anything; no "
+        "participant, including the dealer, holds a sum without noise. A repetition of the same request "
+        "releases the same numbers and is free, as long as no site's table has changed.",
+    },
 )
 
 

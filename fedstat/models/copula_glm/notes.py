@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.copula.explain import bounds_problems, cost_statements
 from fedstat.models.copula.request import OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
@@ -64,48 +64,39 @@ PUBLIC = (
     "dealer, holds a sum without noise."
 )
 NOTES = Catalogue(
-    {
-        "bounds": critical("{problem}."),
-        "budget_too_small": critical(TOO_SMALL),
-        "valid": info(VALID),
-        "valid/step": info(VALID_STEP),
-        "narrow": warning(TOO_NARROW),
-        "step_budget": info(
-            "{share:.0%} of the budget was reserved for the step{taken} Of the rest, {margins:.0%} went to "
-            "margins of the columns, and the remainder to products of scores."
-        ),
-        "margins_budget": info(
-            "{margins:.0%} of the budget went to margins of the columns in equal parts, the rest to products "
-            "of scores."
-        ),
-        "cost": info("{cost}"),
-        "left_out": info(
-            "{left_out} The estimates describe the {entities:,} entities that are complete at every site; "
-            "fs.CopulaSynthesizer makes tables of all."
-        ),
-        "public": info(PUBLIC),
-        "copula": info("Test of the copula: {found}."),
-        "copula/rejected": critical(
-            "THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One step removes "
-            "most of this error from the estimates, and not all; predictions and synthetic tables from the "
-            "copula have it. Transform the column, or leave it out."
-        ),
-        "closed_form": info(
-            "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` "
-            "of what the sites added, each to its own share before it left; squares add up. Tests are normal."
-        ),
-        "departing": info(DEPARTING),
-        "simulated_errors": info(
-            "Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
-            "copula and estimate are computed again each time. `sampling` is their spread without noise, "
-            "`noise` the contribution of the noise; squares add up. Tests use Student's t with {df} degrees "
-            "of freedom."
-        ),
-        "no_exact_root": warning(
-            "{failed} of {simulated} simulated estimates do not solve their equations exactly: the noise is "
-            "large for this model."
-        ),
-    }
+    critical={
+        "bounds": "{problem}.",
+        "budget_too_small": TOO_SMALL,
+        "copula/rejected": "THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One "
+        "step removes most of this error from the estimates, and not all; predictions and synthetic tables "
+        "from the copula have it. Transform the column, or leave it out.",
+    },
+    warning={
+        "narrow": TOO_NARROW,
+        "no_exact_root": "{failed} of {simulated} simulated estimates do not solve their equations exactly: "
+        "the noise is large for this model.",
+    },
+    info={
+        "valid": VALID,
+        "valid/step": VALID_STEP,
+        "step_budget": "{share:.0%} of the budget was reserved for the step{taken} Of the rest, "
+        "{margins:.0%} went to margins of the columns, and the remainder to products of scores.",
+        "margins_budget": "{margins:.0%} of the budget went to margins of the columns in equal parts, the "
+        "rest to products of scores.",
+        "cost": "{cost}",
+        "left_out": "{left_out} The estimates describe the {entities:,} entities that are complete at every "
+        "site; fs.CopulaSynthesizer makes tables of all.",
+        "public": PUBLIC,
+        "copula": "Test of the copula: {found}.",
+        "closed_form": "Standard errors are in closed form: `sampling` of the sums of residuals over "
+        "entities, `noise` of what the sites added, each to its own share before it left; squares add up. "
+        "Tests are normal.",
+        "departing": DEPARTING,
+        "simulated_errors": "Standard errors come from {draws} releases simulated from the estimate{rows}: "
+        "margins, noise, copula and estimate are computed again each time. `sampling` is their spread "
+        "without noise, `noise` the contribution of the noise; squares add up. Tests use Student's t with "
+        "{df} degrees of freedom.",
+    },
 )
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, DerivedReport
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 
 MOST_TIMES = 12
 NOTES = Catalogue(
-    {
-        "common_baseline": info("All sites are assumed to have the same baseline hazard."),
-        "mean_of_sites": info(
-            "The sites have baseline hazards of their own. This is their mean, weighted by rows: survival at "
-            "a site can differ from the predictions."
-        ),
-    }
+    info={
+        "common_baseline": "All sites are assumed to have the same baseline hazard.",
+        "mean_of_sites": "The sites have baseline hazards of their own. This is their mean, weighted by "
+        "rows: survival at a site can differ from the predictions.",
+    },
 )
 
 

@@ -19,7 +19,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate, check_alpha
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, CoefficientBlock
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
@@ -93,25 +93,27 @@ MERGED = (
 )
 BY_SITE = Remedy("fit(baseline='site')", "{arguments}, which needs no intervals.")
 NOTES = Catalogue(
-    {
-        "few_events": warning(
-            "There are {ratio:.1f} events for each coefficient. With fewer than {least}, estimates are "
-            "biased away from zero and intervals are unreliable."
+    critical={
+        "merged_intervals/few": (
+            f"CONFIDENCE INTERVALS MAY BE WRONG: the sites merged {MERGED}",
+            BY_SITE,
         ),
-        "independent_rows": info(
-            "Likelihood ratio and score test suppose independent rows. The Wald test allows for clusters by "
-            "'{groups}'."
+    },
+    warning={
+        "few_events": "There are {ratio:.1f} events for each coefficient. With fewer than {least}, "
+        "estimates are biased away from zero and intervals are unreliable.",
+    },
+    info={
+        "independent_rows": "Likelihood ratio and score test suppose independent rows. The Wald test allows "
+        "for clusters by '{groups}'.",
+        "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
+        "merged_intervals": (
+            f"The sites merged {MERGED}",
+            BY_SITE,
         ),
-        "censoring": info(
-            "Censoring is assumed to be independent of the time of the event, given the columns."
-        ),
-        "merged_intervals": info(f"The sites merged {MERGED}", BY_SITE),
-        "merged_intervals/few": critical(
-            f"CONFIDENCE INTERVALS MAY BE WRONG: the sites merged {MERGED}", BY_SITE
-        ),
-        "strata_without_events": info("Strata without events do not count: {strata}."),
-        "common_baseline": info("Times count as the end of their interval."),
-    }
+        "strata_without_events": "Strata without events do not count: {strata}.",
+        "common_baseline": "Times count as the end of their interval.",
+    },
 )
 
 

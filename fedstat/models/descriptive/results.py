@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.notes import Catalogue, Note, critical, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, header_sheet, released_kinds
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
@@ -52,38 +52,29 @@ DECISION = 0.05
 """Level at which the log-rank tests with and without sites are compared."""
 SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
 NOTES = Catalogue(
-    {
-        "wide_intervals": critical(
-            "ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {after:g} it changes by "
-            "{change:.2f}. Within the interval survival and quantiles are unknown, and mean survival times "
-            "and the test without sites may be wrong. {hint}"
-        ),
-        "merged_intervals": info(
-            "The curve is known at {times} times; {requested} were requested. Intervals were merged until "
-            "{where} each group has no row or at least {least} rows with each outcome in each interval, also "
-            "between these times and those of earlier curves."
-        ),
-        "at_risk": info(
-            "Rows at risk at a time are those whose time is not earlier. At {few} of {times} times few rows "
-            "have exactly this time and are not counted: there, rows at risk are those whose time is later."
-        ),
-        "late_entry": info(
-            "Rows enter late. They are at risk from the beginning of the interval in which they enter; where "
-            "few are at risk, the curve is uncertain for all later times."
-        ),
-        "censoring": info(
-            "Censoring is assumed to be independent of the time of the event within each group. Within an "
-            "interval, events and censored rows are taken to be in random order."
-        ),
-        "left_out": info("Rows left out because they lack the time, the event or the group: {rows:,}."),
-        "masking": info(f"Counts were masked over {{sites}} sites: {MASKED.format('')}"),
-        "masking/none": info("Counts were not masked: the coordinator saw each site's part."),
-        "tests_differ": critical(
-            "THE TWO LOG-RANK TESTS DIFFER: p {by_site} with sites as strata, p {pooled} without. Hazards "
-            "differ between sites, and the sites have other shares of the groups, or the intervals are wide. "
-            "Read the test by site: only it compares rows of the same site."
-        ),
-    }
+    critical={
+        "wide_intervals": "ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {after:g} it "
+        "changes by {change:.2f}. Within the interval survival and quantiles are unknown, and mean survival "
+        "times and the test without sites may be wrong. {hint}",
+        "tests_differ": "THE TWO LOG-RANK TESTS DIFFER: p {by_site} with sites as strata, p {pooled} "
+        "without. Hazards differ between sites, and the sites have other shares of the groups, or the "
+        "intervals are wide. Read the test by site: only it compares rows of the same site.",
+    },
+    info={
+        "merged_intervals": "The curve is known at {times} times; {requested} were requested. Intervals "
+        "were merged until {where} each group has no row or at least {least} rows with each outcome in each "
+        "interval, also between these times and those of earlier curves.",
+        "at_risk": "Rows at risk at a time are those whose time is not earlier. At {few} of {times} times "
+        "few rows have exactly this time and are not counted: there, rows at risk are those whose time is "
+        "later.",
+        "late_entry": "Rows enter late. They are at risk from the beginning of the interval in which they "
+        "enter; where few are at risk, the curve is uncertain for all later times.",
+        "censoring": "Censoring is assumed to be independent of the time of the event within each group. "
+        "Within an interval, events and censored rows are taken to be in random order.",
+        "left_out": "Rows left out because they lack the time, the event or the group: {rows:,}.",
+        "masking": f"Counts were masked over {{sites}} sites: {MASKED.format('')}",
+        "masking/none": "Counts were not masked: the coordinator saw each site's part.",
+    },
 )
 
 
@@ -313,11 +304,7 @@ class CurveResults(Results[CurveRecord]):
                 if not record.over_sites:
                     hint = f"Mask the counts over three sites or more, always the same ones. {hint}"
             yield NOTES.note(
-                "wide_intervals",
-                before=before,
-                after=self.times[place],
-                change=falls.max(),
-                hint=hint,
+                "wide_intervals", before=before, after=self.times[place], change=falls.max(), hint=hint
             )
         if self._merged:
             whole = "over all sites" if record.over_sites else "at every site"

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.descriptive.frames import draw_differences, draw_shares
@@ -24,31 +24,22 @@ if TYPE_CHECKING:
 SUPPRESSED = "hidden"
 MOST_DECIMALS = 4
 NOTES = Catalogue(
-    {
-        "hidden": warning(
-            "Hidden counts are of few rows at a site, or would reveal such a count by subtraction."
-        ),
-        "quartiles": info(
-            "Quartiles are from counts on intervals of a public range, after each site has averaged the "
-            "values of every few successive rows of a group."
-        ),
-        "missing": info("Percentages and means are of the rows that have the variable."),
-        "unknown": info(
-            "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test."
-        ),
-        "grouped": warning(
-            '"all" is of the rows with {by} for {variables}{counted}: a site refuses sums over rows that '
-            "differ by a few."
-        ),
-        "sizes": info(
-            "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums over "
-            "rows that differ by a few."
-        ),
-        "tests": info(
-            "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's chi-squared "
-            "test for categories."
-        ),
-    }
+    warning={
+        "hidden": "Hidden counts are of few rows at a site, or would reveal such a count by subtraction.",
+        "grouped": '"all" is of the rows with {by} for {variables}{counted}: a site refuses sums over rows '
+        "that "
+        "differ by a few.",
+    },
+    info={
+        "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
+        "averaged the values of every few successive rows of a group.",
+        "missing": "Percentages and means are of the rows that have the variable.",
+        "unknown": "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test.",
+        "sizes": "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
+        "over rows that differ by a few.",
+        "tests": "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's "
+        "chi-squared test for categories.",
+    },
 )
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.notes import Catalogue, Note, critical, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.fedavg.protocol import FedAvgFit, unbounded
@@ -40,32 +40,24 @@ LABELS = {
     "gamma": "gamma",
 }
 NOTES = Catalogue(
-    {
-        "point_estimates": critical("POINT ESTIMATES ONLY"),
-        "masked": info(f"Updates and sums were masked over {{sites}} sites: {MASKED.format('')}"),
-        "different_draws": info(
-            "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
-            "differ by one site come near to that site's part. With fraction=1 none do."
-        ),
-        "no_maximum": info(
-            "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC."
-        ),
-        "left_out": info("{n:,} rows that lack one of the model's columns were left out."),
-        "distance": info(
-            "Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
-            "{size} standard errors in '{term}', the largest."
-        ),
-        "fair_criterion": info(
-            "{model} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's mean loss: sites "
-            "count equally, with any number of rows, and those with a high loss count more. It leads to the "
-            "maximum of the likelihood only if sites do not differ."
-        ),
-        "equal_average": info(
-            "{model} averages sites with equal weights: if all of them take part in each round, it minimizes "
-            "the sum of their mean losses, and leads to the maximum of the likelihood only if sites have as "
-            "many rows or do not differ."
-        ),
-    }
+    critical={
+        "point_estimates": "POINT ESTIMATES ONLY",
+    },
+    info={
+        "masked": f"Updates and sums were masked over {{sites}} sites: {MASKED.format('')}",
+        "different_draws": "Rounds drew different sites: where coefficients hardly move any more, sums of "
+        "rounds that differ by one site come near to that site's part. With fraction=1 none do.",
+        "no_maximum": "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.",
+        "left_out": "{n:,} rows that lack one of the model's columns were left out.",
+        "distance": "Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: "
+        "about {size} standard errors in '{term}', the largest.",
+        "fair_criterion": "{model} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's "
+        "mean loss: sites count equally, with any number of rows, and those with a high loss count more. It "
+        "leads to the maximum of the likelihood only if sites do not differ.",
+        "equal_average": "{model} averages sites with equal weights: if all of them take part in each "
+        "round, it minimizes the sum of their mean losses, and leads to the maximum of the likelihood only "
+        "if sites have as many rows or do not differ.",
+    },
 )
 
 

@@ -17,7 +17,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
 from fedstat.inference.homogeneity_tests import welch_test
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
@@ -45,10 +45,9 @@ FORMAT = "fedstat gee results 1"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
 CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
 NOTES = Catalogue(
-    {
-        "naive": warning("Standard errors suppose that the working correlation is the true one."),
-        "spacing": info("Successive rows by '{time}' are taken as equally spaced, also across missing ones."),
-        "correlation": warning(
+    warning={
+        "naive": "Standard errors suppose that the working correlation is the true one.",
+        "correlation": (
             "The estimate of the working correlation, {wanted}, is outside its range, about {low} to {high} "
             "for clusters of these sizes; the fit has {rho}. {remedy}.",
             Remedy(
@@ -56,11 +55,12 @@ NOTES = Catalogue(
                 "Compare with cov_struct='independence'",
             ),
         ),
-        "marginal": info(
-            "Coefficients compare averages over all clusters of '{groups}'. They are not within-cluster "
-            "effects."
-        ),
-    }
+    },
+    info={
+        "spacing": "Successive rows by '{time}' are taken as equally spaced, also across missing ones.",
+        "marginal": "Coefficients compare averages over all clusters of '{groups}'. They are not "
+        "within-cluster effects.",
+    },
 )
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedstat.errors import NotAvailableError, Remedy
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DASH, Lines
 from fedstat.inference.tables import number, show_probability, two_digits
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -49,52 +49,39 @@ BOOTSTRAP = Remedy("wild_cluster_bootstrap()", ": {call} tests with the sites as
 TESTS = "AIC, BIC, likelihood ratio and score tests (that of equal coefficients among them)"
 VARIES = "The response varies {ratio:.2f} times as much as {family} with dispersion {scale:g} allows. "
 NOTES = Catalogue(
-    {
-        "overdispersed": critical(
-            "OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}; standard errors are about {factor:.1f} times "
-            "too small"
-        ),
-        "rounds": warning(
-            "The estimate stops after {steps} from the mean of the sites' own fits, short of the maximum of "
-            "the likelihood: the next step would be {next} standard errors long."
-        ),
-        "heterogeneity/not_compared": info("The sites are not compared: {reason}"),
-        "heterogeneity/flagged": info(
-            "The sites differ by Cochran's Q, though not by the test of all coefficients.{large} "
-            f"{AVERAGES[True]}; see .heterogeneity."
-        ),
-        "heterogeneity": info(
-            "The sites differ: {test} {joint}, p {p}; {percent:.0f} % of the variation between sites exceeds "
-            "sampling error (I2).{large}{variances} {average}; see .heterogeneity."
-        ),
-        "alpha": info(
-            "Alpha was estimated by maximum likelihood (standard error {std_error}), which the standard "
-            "errors of the coefficients account for."
-        ),
-        "overdispersion": warning(
-            VARIES
-            + f"Intervals of nominal 95 % then cover about {{covered:.0f}} %, and {TESTS} find too much. "
-            "{remedy}",
-        ),
-        "overdispersion/allowed": warning(VARIES + f"These standard errors allow for it; {TESTS} do not."),
-        "likelihood": info("The log-likelihood is Tweedie's extended quasi-likelihood."),
-        "likelihood/survey": info(
-            "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and likelihood ratio tests have "
-            "no meaning."
-        ),
-        "clusters": info("Standard errors are for clusters by '{clusters}'{strata}.{own}"),
-        "small_sample": warning(
+    critical={
+        "overdispersed": "OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}; standard errors are about "
+        "{factor:.1f} times too small",
+    },
+    warning={
+        "rounds": "The estimate stops after {steps} from the mean of the sites' own fits, short of the "
+        "maximum of the likelihood: the next step would be {next} standard errors long.",
+        "overdispersion": VARIES
+        + f"Intervals of nominal 95 % then cover about {{covered:.0f}} %, and {TESTS} find too much. "
+        "{remedy}",
+        "overdispersion/allowed": VARIES + f"These standard errors allow for it; {TESTS} do not.",
+        "small_sample": (
             "{cov_type} errors are too small with fewer than {least} rows: {remedy}.",
             Remedy("fit(cov_type='HC3')", "use {arguments}"),
         ),
-        "firth": info(
-            "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such columns "
-            "normal intervals and tests are unreliable: report their sign and order of size only."
-        ),
-        "no_constant": info(
-            "R-squared refers to zero instead of the mean, because no columns span a constant."
-        ),
-    }
+    },
+    info={
+        "heterogeneity/not_compared": "The sites are not compared: {reason}",
+        "heterogeneity/flagged": "The sites differ by Cochran's Q, though not by the test of "
+        "all coefficients.{large} "
+        f"{AVERAGES[True]}; see .heterogeneity.",
+        "heterogeneity": "The sites differ: {test} {joint}, p {p}; {percent:.0f} % of the variation between "
+        "sites exceeds sampling error (I2).{large}{variances} {average}; see .heterogeneity.",
+        "alpha": "Alpha was estimated by maximum likelihood (standard error {std_error}), which the "
+        "standard errors of the coefficients account for.",
+        "likelihood": "The log-likelihood is Tweedie's extended quasi-likelihood.",
+        "likelihood/survey": "The log-likelihood of a survey is a pseudo-likelihood: AIC, BIC and "
+        "likelihood ratio tests have no meaning.",
+        "clusters": "Standard errors are for clusters by '{clusters}'{strata}.{own}",
+        "firth": "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such "
+        "columns normal intervals and tests are unreliable: report their sign and order of size only.",
+        "no_constant": "R-squared refers to zero instead of the mean, because no columns span a constant.",
+    },
 )
 
 REACHED = 1e-8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstat.errors import Remedy
-from fedstat.inference.notes import Catalogue, critical, info, warning
+from fedstat.inference.notes import Catalogue
 
 MASKED = (
     "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
@@ -29,46 +29,40 @@ CORRECTION = Remedy("fit(cov_type='cluster', {argument})", ": use {argument}")
 LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {what}. "
 
 NOTES = Catalogue(
-    {
-        "shared_keys": critical(
+    critical={
+        "shared_keys": (
             "ONE PERSON AT TWO SITES: the keys of {rows:,} rows are at another site as well. Rows of one "
             "person are not independent, and standard errors are too small: {remedy}",
             BY_KEY,
         ),
-        "left_out": info("Rows left out because they lack one of the model's columns: {rows:,}.{more}"),
-        "masking": info("{what} were masked over {sites} sites: " + MASKED.format("{apart}")),
-        "masking/two_sites": info("Sums were not masked: masks over two sites hide neither from the other."),
-        "masking/none": info("Sums were not masked: the coordinator saw each site's part."),
-        "aliased_columns": warning(
-            "Left out, as R does (NA): {columns}. No rows distinguish them from other columns, as where a "
-            "combination of levels has no rows; predictions for such rows leave the interaction out."
-        ),
-        "lost_sites": warning("{sites}. Parts of sums before that follow by subtraction."),
-        "own_fits": info("No fit of their own: {sites}. Their rows count in the estimate all the same{but}."),
-        "heterogeneity/not_compared": info("The sites are not compared: {reason}"),
-        "heterogeneity": warning(
-            "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over sites: "
-            ".heterogeneity."
-        ),
-        "not_proportional": warning("{meaning}"),
-        "few_clusters": critical(
-            "FEW CLUSTERS: '{term}' rests on {effective} effective clusters of {clusters:,} by "
-            "'{groups}'{others}. {problem}{remedy}."
-        ),
-        "local_groups": info(LABELS + "Keyed hashes show none that is at several sites."),
-        "local_groups/not_compared": info(
-            LABELS
-            + "Labels were not compared: a site has few of them, or no secret in common with the others "
-            "('fedstat site seed')."
-        ),
-        "local_groups/serial": info(
-            LABELS
-            + "They are numbers from one on at all sites, which were taken as those of different people; "
-            "if equal numbers are one person, {effect}{remedy}"
-        ),
-        "shared_labels": critical(
-            "ONE PERSON AT TWO SITES: about {labels:,} labels of '{groups}' are at several sites, and each "
-            "is several {what}: {effect}{remedy} If they are different people, make labels unique."
-        ),
-    }
+        "few_clusters": "FEW CLUSTERS: '{term}' rests on {effective} effective clusters of {clusters:,} by "
+        "'{groups}'{others}. {problem}{remedy}.",
+        "shared_labels": "ONE PERSON AT TWO SITES: about {labels:,} labels of '{groups}' are at several "
+        "sites, and each is several {what}: {effect}{remedy} If they are different people, make labels "
+        "unique.",
+    },
+    warning={
+        "aliased_columns": "Left out, as R does (NA): {columns}. No rows distinguish them from other "
+        "columns, as where a combination of levels has no rows; predictions for such rows leave the "
+        "interaction out.",
+        "lost_sites": "{sites}. Parts of sums before that follow by subtraction.",
+        "heterogeneity": "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over "
+        "sites: .heterogeneity.",
+        "not_proportional": "{meaning}",
+    },
+    info={
+        "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
+        "masking": "{what} were masked over {sites} sites: " + MASKED.format("{apart}"),
+        "masking/two_sites": "Sums were not masked: masks over two sites hide neither from the other.",
+        "masking/none": "Sums were not masked: the coordinator saw each site's part.",
+        "own_fits": "No fit of their own: {sites}. Their rows count in the estimate all the same{but}.",
+        "heterogeneity/not_compared": "The sites are not compared: {reason}",
+        "local_groups": LABELS + "Keyed hashes show none that is at several sites.",
+        "local_groups/not_compared": LABELS
+        + "Labels were not compared: a site has few of them, or no secret in common with the others "
+        "('fedstat site seed').",
+        "local_groups/serial": LABELS
+        + "They are numbers from one on at all sites, which were taken as those of different people; "
+        "if equal numbers are one person, {effect}{remedy}",
+    },
 )

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import LedgerLike
-from fedstat.inference.notes import Catalogue, Note, critical, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.pooling import PooledResults, pool, pool_analyses
 from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
@@ -22,21 +22,17 @@ from fedstat.typing import Floats
 SLOW = 0.1
 """Correlation of successive imputations above which they are reported as dependent."""
 NOTES = Catalogue(
-    {
-        "dependent": critical(
-            "Successive imputations are dependent: their parameters have a correlation of up to "
-            "{correlation:.2f}. Standard errors are too small. Leave out the columns with the most missing "
-            "values."
-        ),
-        "law": info(
-            "Missing values are drawn from the joint normal model of all columns, whose parameters are drawn "
-            "as well. They are valid if missingness depends on observed values only (missing at random)."
-        ),
-        "sums": info(
-            "Each imputation consists of sums of products; no row is imputed. regress() fits linear models "
-            "to them. Terms such as squares and interactions are imputed as columns of their own."
-        ),
-    }
+    critical={
+        "dependent": "Successive imputations are dependent: their parameters have a correlation of up to "
+        "{correlation:.2f}. Standard errors are too small. Leave out the columns with the most missing "
+        "values.",
+    },
+    info={
+        "law": "Missing values are drawn from the joint normal model of all columns, whose parameters are "
+        "drawn as well. They are valid if missingness depends on observed values only (missing at random).",
+        "sums": "Each imputation consists of sums of products; no row is imputed. regress() fits linear "
+        "models to them. Terms such as squares and interactions are imputed as columns of their own.",
+    },
 )
 
 

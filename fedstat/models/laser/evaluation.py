@@ -19,7 +19,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.discrimination import discrimination
 from fedstat.inference.evaluation import Evaluation, probabilities, shapley_values
-from fedstat.inference.notes import Catalogue, Note, info
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.recalibration import recalibrate_bins
 from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
@@ -34,13 +34,11 @@ from fedstat.models.vertical.prediction.protocol import OpenedBlocks, ResponseSo
 from fedstat.typing import Bools, Floats
 
 NOTES = Catalogue(
-    {
-        "counted": info("Counted at the site that holds the response; sets with too few entities have -."),
-        "least": info(
-            "The policy of that site requires that similar predictions are averaged over {least} or more "
-            "entities before they are counted."
-        ),
-    }
+    info={
+        "counted": "Counted at the site that holds the response; sets with too few entities have -.",
+        "least": "The policy of that site requires that similar predictions are averaged over {least} or "
+        "more entities before they are counted.",
+    },
 )
 
 

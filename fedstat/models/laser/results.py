@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import Sheet, human_bytes
 from fedstat.models.checks import check_integer, check_level
@@ -41,32 +41,26 @@ if TYPE_CHECKING:
 HARDLY = 0.98
 """Share of the first epoch's loss above which the networks count as untrained."""
 NOTES = Catalogue(
-    {
-        "not_learned": critical(
-            "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
-            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate."
-        ),
-        "last_epoch": warning(
-            "The last of {epochs} epochs has the smallest loss of the validation entities. Take more epochs "
-            "(epochs=)."
-        ),
-        "partial": warning(
-            "Entities with only some of a site's columns count as missing there, and lack values of {terms}. "
-            "Leave such columns out, or fill them in at the site."
-        ),
-        "no_errors": info("There are no standard errors: weights of networks are not identified."),
-        "disclosed": info(
-            "{received}A receiver that knows a site's columns for a few hundred entities can predict most of "
-            "their variation from such numbers. {labels}"
-        ),
-        "calibration": info(
-            "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
-            "for entities that are exchangeable with the calibration entities, not under covariate shift, as "
-            "at a later time or in another population. With few of these, a set of sites excludes "
-            "nothing.{spread}"
-        ),
-        "no_values": info("No values of sites: {reason}{hint}."),
-    }
+    critical={
+        "not_learned": "NOT LEARNED: the loss of the validation entities has hardly decreased since the "
+        "first epoch. Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate.",
+    },
+    warning={
+        "last_epoch": "The last of {epochs} epochs has the smallest loss of the validation entities. Take "
+        "more epochs (epochs=).",
+        "partial": "Entities with only some of a site's columns count as missing there, and lack values of "
+        "{terms}. Leave such columns out, or fill them in at the site.",
+    },
+    info={
+        "no_errors": "There are no standard errors: weights of networks are not identified.",
+        "disclosed": "{received}A receiver that knows a site's columns for a few hundred entities can "
+        "predict most of their variation from such numbers. {labels}",
+        "calibration": "Prediction sets and intervals of predict_set() are calibrated by set of sites. They "
+        "are valid for entities that are exchangeable with the calibration entities, not under covariate "
+        "shift, as at a later time or in another population. With few of these, a set of sites excludes "
+        "nothing.{spread}",
+        "no_values": "No values of sites: {reason}{hint}.",
+    },
 )
 
 

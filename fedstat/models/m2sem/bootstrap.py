@@ -17,7 +17,7 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.convergence import gains_little
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.notes import Catalogue, Note, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
@@ -43,18 +43,16 @@ COMBINATIONS = 60
 MOST_FAILED = 0.2
 """Largest share of the samples that may fail to be fitted."""
 NOTES = Catalogue(
-    {
-        "errors": info(
-            "Standard deviations over {samples} samples drawn from the released parameters and refitted, "
-            "without any site.{failed} They are conditional on the support, and treat missing cells of a "
-            "recorded entity as if they were observed."
-        ),
-        "covariates": warning(
-            "Covariates were drawn as independent normal variables that do not depend on clusters, because "
-            "only their sites know their distribution. If clusters differ in covariates, use the standard "
-            "errors from the information."
-        ),
-    }
+    warning={
+        "covariates": "Covariates were drawn as independent normal variables that do not depend on "
+        "clusters, because only their sites know their distribution. If clusters differ in covariates, use "
+        "the standard errors from the information.",
+    },
+    info={
+        "errors": "Standard deviations over {samples} samples drawn from the released parameters and "
+        "refitted, without any site.{failed} They are conditional on the support, and treat missing cells "
+        "of a recorded entity as if they were observed.",
+    },
 )
 
 

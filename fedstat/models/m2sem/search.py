@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.mixtures import integrated_criterion, relative_entropy
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.m2sem.em import MixtureExchange, MixtureState, StartPlan, most_rounds, start
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 REFINE_ROUNDS = 15
 NOTES = Catalogue(
-    {
-        "criteria": info(
-            "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
-            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters. "
-            "test_against() of a fit of K clusters tests them against K - 1."
-        ),
-        "skewed": critical(SKEWED),
-        "edge": warning("The best number of clusters is the largest one in the search: extend the search."),
-    }
+    critical={
+        "skewed": SKEWED,
+    },
+    warning={
+        "edge": "The best number of clusters is the largest one in the search: extend the search.",
+    },
+    info={
+        "criteria": "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also "
+        "penalizes overlap, and selects fewer clusters. Starts: how many of all starts had the same "
+        "clusters. test_against() of a fit of K clusters tests them against K - 1.",
+    },
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import Remedy
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord
@@ -31,88 +31,62 @@ SKEWED = (
 )
 BOOTSTRAP = Remedy("bootstrap()")
 NOTES = Catalogue(
-    {
-        "overlap": warning(
-            "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and standard "
-            "errors may be too small. Use posteriors, and compare with {remedy}.",
-            BOOTSTRAP,
-        ),
-        "overlap/strong": critical(
+    critical={
+        "overlap/strong": (
             "CLUSTERS OVERLAP STRONGLY (entropy {entropy:.2f}): intervals from the information are too "
             "short. In simulations intervals of level .95 covered the truth in .78 of cases. Use {remedy}, "
             "fewer clusters or more columns.",
             BOOTSTRAP,
         ),
-        "diverging_loading": warning(
-            "The loading of {columns} diverges: the factors of the modality determine its level, so the "
-            "likelihood has no maximum, and its standard errors and tests are withheld. Leave the column "
-            "out, merge its levels, or take fewer factors."
+        "not_converged": "NOT CONVERGED: after {rounds:,} rounds the log-likelihood still increases, or "
+        "posteriors still change. Increase maxiter, or take fewer clusters or factors.",
+    },
+    warning={
+        "overlap": (
+            "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and standard "
+            "errors may be too small. Use posteriors, and compare with {remedy}.",
+            BOOTSTRAP,
         ),
-        "diverging_loading/classes": warning(
-            "In some cluster, a level of {columns} has the share 0 or 1, at the bound of the parameters, so "
-            "its errors and tests are withheld. Merge levels, or take fewer clusters."
-        ),
-        "not_converged": critical(
-            "NOT CONVERGED: after {rounds:,} rounds the log-likelihood still increases, or posteriors still "
-            "change. Increase maxiter, or take fewer clusters or factors."
-        ),
-        "selection": info(
-            "Results on columns and modalities are conditional on the selected support: probabilities and "
-            "criteria do not account for the selection."
-        ),
-        "no_clusters": warning(
-            "No modality separates the clusters: all means were selected to be the same. This criterion "
-            "finds no evidence of clusters."
-        ),
-        "distance": info(
-            "Distance: how far apart clusters are in a modality, in standard deviations of {unit}; 0 if it "
-            "does not separate them."
-        ),
-        "latent_classes": info(
-            "Latent class analysis: columns are independent within clusters. If they are not, several "
-            "clusters may describe one group; compare BIC with n_factors=1 by search()."
-        ),
-        "adjusted": info(
-            "{words}: means and shares are at the means of the covariates; see covariate_effects() "
-            "for their effects.{lacking}"
-        ),
-        "no_errors": info("No standard errors: {problem}."),
-        "errors": info(
-            "Standard errors are from the observed information of all sites together (Louis 1982){more}. "
-            "chi2 and P are of the Wald test that all clusters are the same in a column. Members: the mean "
-            "or share of entities whose most likely cluster this is."
-        ),
-        "emptied": warning(
-            "A cluster was emptied at {sites}, and restarted as half of the largest one. There may be fewer "
-            "clusters."
-        ),
-        "variance_floor": warning(
-            "The error variance of {columns} is at its lower bound: {determined} it, so the likelihood has "
-            "no maximum. Leave a column out, or take fewer {fewer}"
-        ),
-        "coarse": warning(
-            "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of the final "
-            "fit: the comparison of supports is approximate."
-        ),
-        "mean_residual": warning(
-            "The model does not fit the means of cluster {cluster}: for '{column}' at '{site}' its mean is "
-            "{model}, that of its members {members} ({deviations:.2f} standard deviations). Describe "
-            "clusters by members(), or take more factors."
-        ),
-        "skewed": warning(SKEWED),
-        "disclosed": info(
-            "For every entity and round, the coordinator received sums over sites of differences of log "
-            "densities, {masked}. They span {spanned}. Each site received the cluster probabilities of its "
-            "own entities, which reveal something about the columns of other sites."
-        ),
-        "own_clusters": info(
-            "Clusters of each site's own columns were revealed, from which some starts began."
-        ),
-        "missing_blocks": info(
-            "{share:.0%} of pairs of an entity and a site have no record. Such entities are clustered by "
-            "their observed values, which is valid if missingness does not depend on unobserved values."
-        ),
-    }
+        "diverging_loading": "The loading of {columns} diverges: the factors of the modality determine its "
+        "level, so the likelihood has no maximum, and its standard errors and tests are withheld. Leave the "
+        "column out, merge its levels, or take fewer factors.",
+        "diverging_loading/classes": "In some cluster, a level of {columns} has the share 0 or 1, at the "
+        "bound of the parameters, so its errors and tests are withheld. Merge levels, or take fewer "
+        "clusters.",
+        "no_clusters": "No modality separates the clusters: all means were selected to be the same. This "
+        "criterion finds no evidence of clusters.",
+        "emptied": "A cluster was emptied at {sites}, and restarted as half of the largest one. There may "
+        "be fewer clusters.",
+        "variance_floor": "The error variance of {columns} is at its lower bound: {determined} it, so the "
+        "likelihood has no maximum. Leave a column out, or take fewer {fewer}",
+        "coarse": "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of "
+        "the final fit: the comparison of supports is approximate.",
+        "mean_residual": "The model does not fit the means of cluster {cluster}: for '{column}' at '{site}' "
+        "its mean is {model}, that of its members {members} ({deviations:.2f} standard deviations). "
+        "Describe clusters by members(), or take more factors.",
+        "skewed": SKEWED,
+    },
+    info={
+        "selection": "Results on columns and modalities are conditional on the selected support: "
+        "probabilities and criteria do not account for the selection.",
+        "distance": "Distance: how far apart clusters are in a modality, in standard deviations of {unit}; "
+        "0 if it does not separate them.",
+        "latent_classes": "Latent class analysis: columns are independent within clusters. If they are not, "
+        "several clusters may describe one group; compare BIC with n_factors=1 by search().",
+        "adjusted": "{words}: means and shares are at the means of the covariates; see covariate_effects() "
+        "for their effects.{lacking}",
+        "no_errors": "No standard errors: {problem}.",
+        "errors": "Standard errors are from the observed information of all sites together (Louis "
+        "1982){more}. chi2 and P are of the Wald test that all clusters are the same in a column. Members: "
+        "the mean or share of entities whose most likely cluster this is.",
+        "disclosed": "For every entity and round, the coordinator received sums over sites of differences "
+        "of log densities, {masked}. They span {spanned}. Each site received the cluster probabilities of "
+        "its own entities, which reveal something about the columns of other sites.",
+        "own_clusters": "Clusters of each site's own columns were revealed, from which some starts began.",
+        "missing_blocks": "{share:.0%} of pairs of an entity and a site have no record. Such entities are "
+        "clustered by their observed values, which is valid if missingness does not depend on unobserved "
+        "values.",
+    },
 )
 
 

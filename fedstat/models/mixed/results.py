@@ -18,7 +18,7 @@ from fedstat.federation.design.derivatives import Direction, code_frame, variabl
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DASH, WIDTH, lines_of
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -76,39 +76,31 @@ EXCESS = (
     "errors of the model are too small. Use {remedy}."
 )
 NOTES = Catalogue(
-    {
-        "overdispersion": critical(EXCESS),
-        "overdispersion/robust": warning(EXCESS),
-        "departure": critical(
+    critical={
+        "overdispersion": EXCESS,
+        "departure": (
             "STANDARD ERRORS MAY BE TOO SMALL: scores of groups vary more than the model expects (p {p}, "
             "most for {term}). A random slope may be left out, or variances may differ. Add the slope, or "
             "{remedy}.",
             ROBUST,
         ),
-        "singular": warning(
-            "Singular fit: {effects} has a variance of zero, or effects that determine each other. Leave an "
-            "effect out, or make effects independent with ||."
-        ),
-        "few_groups": warning(
-            "There are few groups of {groups}: their variance is hardly known. A fixed effect is an "
-            "alternative."
-        ),
-        "normal_tests": critical(
-            "INTERVALS MAY BE TOO NARROW: there are {count:.0f} groups of {group}, and coverage was measured "
-            "with {least} or more. Use fixed effects of the groups, or more groups."
-        ),
-        "conditional": info(
-            "Coefficients are for a given group. Effects averaged over groups are closer to zero."
-        ),
-        "conditional/log": info(
-            "Coefficients are for a given group. Means over groups are larger; ratios of means are the same, "
-            "except for columns with random effects."
-        ),
-        "normal_effects": info(
-            "Intervals of variances assume normal effects. With exponential ones, intervals of 95 % covered "
-            "75 %, with more groups as well."
-        ),
-    }
+        "normal_tests": "INTERVALS MAY BE TOO NARROW: there are {count:.0f} groups of {group}, and coverage "
+        "was measured with {least} or more. Use fixed effects of the groups, or more groups.",
+    },
+    warning={
+        "overdispersion/robust": EXCESS,
+        "singular": "Singular fit: {effects} has a variance of zero, or effects that determine each other. "
+        "Leave an effect out, or make effects independent with ||.",
+        "few_groups": "There are few groups of {groups}: their variance is hardly known. A fixed effect is "
+        "an alternative.",
+    },
+    info={
+        "conditional": "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
+        "conditional/log": "Coefficients are for a given group. Means over groups are larger; ratios of "
+        "means are the same, except for columns with random effects.",
+        "normal_effects": "Intervals of variances assume normal effects. With exponential ones, intervals "
+        "of 95 % covered 75 %, with more groups as well.",
+    },
 )
 
 

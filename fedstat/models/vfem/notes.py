@@ -14,7 +14,7 @@ from fedstat.errors import Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
 from fedstat.inference.likelihood import format_lr_test, format_pvalue
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.vertical import notes as vertical
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,
@@ -139,49 +139,8 @@ RANGE = (
 PARTIAL = "Entities with only some of a site's columns: {listed}."
 
 NOTES = Catalogue(
-    {
-        # Assumptions.
-        "assumptions/cc": info(
-            "Only entities with every block are used. This is valid if missingness depends on the columns "
-            "alone, and biased if it depends on the response given the columns."
-        ),
-        "assumptions/impute": info(
-            "Missing blocks are replaced by their mean. Coefficients are biased in general, and the standard "
-            "errors ignore the imputation."
-        ),
-        "assumptions/single": info(
-            "Columns of other sites are left out; the coefficients are those of a smaller model."
-        ),
-        "assumptions/vfem": info(
-            "Maximum likelihood under normal errors and normal blocks that are independent between sites "
-            f"(between='independent').{INDEPENDENT}. R-squared is that of an entity with every block. "
-            f"{EQUAL_VARIANCES}"
-        ),
-        "assumptions/other_response": info(
-            "Maximum likelihood under normal blocks that are independent between sites "
-            "(between='independent')."
-            f"{INDEPENDENT} (independence_tests() tests this). Columns of a site that lacks entities count "
-            f"as "
-            "jointly normal, which is an approximation for columns such as indicators."
-        ),
-        "assumptions/free": info(
-            "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free "
-            "between sites. Valid if missingness depends on observed values only (MAR). R-squared is that of "
-            "an entity "
-            f"with every block. {EQUAL_VARIANCES}"
-        ),
-        "assumptions/joint": info(JOINT.format(between="free between sites")),
-        "assumptions/joint_independent": info(
-            JOINT.format(between="zero between sites (independent blocks)")
-            + " If blocks are correlated, coefficients are biased under any missing-data mechanism."
-        ),
-        "assumptions/weighted": info(
-            "Moments of the entities that two sites share, with weights by which their response represents "
-            "all entities, augmented with entities that only one of the two has. No distribution is assumed. "
-            "Valid if missingness depends on the response and the columns of its site only. Standard errors "
-            "come from a jackknife over {groups} random groups, and intervals from Student's t."
-        ),
-        "missing_by_columns": critical(
+    critical={
+        "missing_by_columns": (
             "MISSINGNESS DEPENDS ON OTHER COLUMNS: entities with a record at {other} differ in {column} "
             "({site}) by more than the response and the columns of its site explain ({p}); coefficients may "
             "be wrong by several standard errors. {remedy}",
@@ -190,211 +149,70 @@ NOTES = Catalogue(
                 "Compare with {arguments}, which allows this under normal errors and columns",
             ),
         ),
-        "independence": info(
-            "The data {verdict} blocks that are independent between sites, between='independent' (likelihood "
-            "ratio test of a joint normal distribution of columns and response, with Bartlett's correction, "
-            "{test})."
-        ),
-        "dependence": info(
-            "Standard errors of coefficients are {median:.2f} times (median; {low:.2f} to {high:.2f}) those "
-            "of between='independent', which assumes independent blocks. The data {verdict} independence "
-            "(likelihood ratio with Bartlett's correction, {test}); without independence, its coefficients "
-            "are biased."
-        ),
-        "not_identified": critical(
-            "NOT IDENTIFIED: too few entities have records at both {first} and {second} to determine all "
-            "coefficients, among them {term}{contradiction}. Intervals, z and p-values of the table contain "
-            "what the data leave open, from '{lowest}' to '{highest}'; standard errors and other tests do not"
-        ),
-        "sparse_pairs": warning("{pairs}"),
-        "sparse_pairs/range": warning(RANGE),
-        # Accuracy.
-        "response_not_normal": critical(
+        "not_identified": "NOT IDENTIFIED: too few entities have records at both {first} and {second} to "
+        "determine all coefficients, among them {term}{contradiction}. Intervals, z and p-values of the "
+        "table contain what the data leave open, from '{lowest}' to '{highest}'; standard errors and other "
+        "tests do not",
+        "response_not_normal": (
             "RESPONSE NOT NORMAL: it {what}, and missingness depends on it; coefficients may be wrong by "
             "several standard errors. {remedy}",
             WEIGHTED,
         ),
-        "response_shape": warning(
-            "The response {what}: the mean of z |z| is {asymmetry:.3f} (normal: 0), and that of |z| is "
-            "{size:.3f} (normal: .798), with z the standardized response. It differs between missing "
-            "patterns, so maximum likelihood relies on the shape of the normal distribution. In simulations "
-            "with exponential errors, intervals of nominal 95 % covered 48 % (slope of missingness 1.2 per "
-            "standard deviation of the response) and 78 % (.4 per standard deviation); with t errors of 5 "
-            "degrees of freedom, 92 %."
-        ),
-        "incomplete_correction": critical(
+        "incomplete_correction": (
             "CORRECTION INCOMPLETE: no model with skewed columns that was found has the estimates of the "
             "normal model; a coefficient of the closest one differs by {gap:.1f} standard errors. "
             "Coefficients and intervals may be wrong by as much. Take logarithms of skewed columns in the "
             "formula if effects are multiplicative, or {remedy}",
             Remedy("fit(method='weighted')", "use {call}"),
         ),
-        "correction/small-sample": info(
-            "Corrected for the small sample: the bias of order 1/n of maximum likelihood is removed, and "
-            "standard errors use the residual variance with its degrees of freedom. The log-likelihood is "
-            "that of the maximum."
-        ),
-        "correction/skewness": info(
-            "Corrected for skewness: each column is modeled as shifted log-normal, with the skewness that "
-            "its site reported. An entity's missing pattern may depend on the response and on columns that "
-            "no entity lacks. The estimate is the model whose simulated sample has the estimates of the "
-            "normal model (indirect inference), and standard errors are those of the simulation. The "
-            "log-likelihood is that of the normal model."
-        ),
-        "skewness": warning(
-            "Skewed columns that some entities lack: {columns}{more} (skewness of a log-normal column with "
-            "the same third moment). The response differs between missing patterns ({p}), so the normal "
-            "model of missing columns matters. With much missing, coefficients may be wrong by several "
-            "standard errors: {remedy}take logarithms of these columns in the formula if the effects are "
-            "multiplicative."
-        ),
-        "small_sample_bias": warning(
+        "overdispersed": "OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; read the notes before you use "
+        "these numbers",
+    },
+    warning={
+        "sparse_pairs": "{pairs}",
+        "sparse_pairs/range": RANGE,
+        "response_shape": "The response {what}: the mean of z |z| is {asymmetry:.3f} (normal: 0), and that "
+        "of |z| is {size:.3f} (normal: .798), with z the standardized response. It differs between missing "
+        "patterns, so maximum likelihood relies on the shape of the normal distribution. In simulations "
+        "with exponential errors, intervals of nominal 95 % covered 48 % (slope of missingness 1.2 per "
+        "standard deviation of the response) and 78 % (.4 per standard deviation); with t errors of 5 "
+        "degrees of freedom, 92 %.",
+        "skewness": "Skewed columns that some entities lack: {columns}{more} (skewness of a log-normal "
+        "column with the same third moment). The response differs between missing patterns ({p}), so the "
+        "normal model of missing columns matters. With much missing, coefficients may be wrong by several "
+        "standard errors: {remedy}take logarithms of these columns in the formula if the effects are "
+        "multiplicative.",
+        "small_sample_bias": (
             "Few entities have all columns that an estimate needs: the bias of order 1/n of maximum "
             "likelihood is {bias:+.2f} standard errors for {term}, and less for other columns; {remedy}",
             Remedy("fit(correction='small-sample')", "{call} removes it."),
         ),
-        "small_sample": info(
-            "The residual variance is that of maximum likelihood: with {n:,} entities for {coefficients} "
-            "coefficients, ordinary least squares would report standard errors that are {percent:.0f} % "
-            "larger."
-        ),
-        "overdispersed": critical(
-            "OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; read the notes before you use these numbers"
-        ),
-        "overdispersion": warning(EXCESS + TOO_SMALL + "{remedy} Or use cov_type='robust'."),
-        "overdispersion/missing": warning(EXCESS + TOO_SMALL + MISTAKEN),
-        "overdispersion/missing_robust": warning(EXCESS + MISTAKEN),
-        "robust": info(
-            "Standard errors are robust (Huber and White; HC0). They remain valid if the variance of the "
-            "response differs from the model and if columns are not normal, but they correct no bias that "
-            "either causes. Likelihood ratio, AIC and BIC assume the model."
-        ),
-        "robust/groups": info(
-            "Standard errors are robust: a sandwich from sums by random group of entities within each "
-            "missing pattern, which agrees with a delete-a-group jackknife to first order. They remain valid "
-            "if variances differ or columns are not normal, but they correct no bias that either causes. "
-            "Likelihood ratio, AIC and BIC assume the model."
-        ),
-        "least_squares": info(
-            "Least squares: the residual variance has {df:,} degrees of freedom, and tests and intervals are "
-            "those of Student's t."
-        ),
-        "expected_information": info(
-            "Standard errors set cross-products between sites to their expected value, zero. This requires "
-            "blocks that are missing completely at random and independent between sites."
-        ),
-        "expected_information/free": info(
-            "Standard errors come from the expected information. This requires normal columns, and blocks "
-            "that are missing completely at random."
-        ),
-        "supplemented_em": info(
-            "Supplemented EM: relative asymmetry {asymmetry:.1e} before it was made symmetric."
-        ),
-        "sketch": info(
-            "Cross-products between sites come from a sketch of {rows:,} rows. The error of a product is "
-            "about {percent:.2g} % of the columns' lengths ({measured:.2g} % measured within sites). The "
-            "matrix of all products was changed by {moved:.2g} % to make it positive semi-definite."
-        ),
-        # Entities and values that were left out.
-        "no_response": info("{n:,} entities without a response were left out."),
-        "unused": info("{n:,} entities with a response were left out by method='{method}'."),
-        "partial": info(PARTIAL),
-        "partial/conditional": info(PARTIAL + " The fit conditions on the columns that they have."),
-        "partial/missing": warning(PARTIAL + " They count as missing there, and lack values of {terms}."),
-        "missing_columns": info(
-            "Missing values by column, of the entities with a record at the site: {listed}."
-        ),
-        # Releases.
-        "sums": info(
-            "Sums of the columns and of their products were exchanged once, by missing pattern; each is over "
-            "at least {smallest:,} entities. Numbers released (a product of two sites counts at both): "
-            "{numbers}."
-        ),
-        "refitted": info(
-            "A part of a larger model, fitted from the sums of that model: no further exchange took place."
-        ),
-        "third_party": info(
-            "Two sites take part. The coordinator is at neither of them, because a third party must deal."
-        ),
-        "weighted_sums": info(
-            "Weighted sums of the columns and of their products were released by random group, for every "
-            "site and every two sites; no row-level values left a site. The weights depend on the response. "
-            "They stayed with its holder, which split them at random between two sites at a time. Two of "
-            "these that collude can recover the weights of the entities that both have, and from these "
-            "approximate responses."
-        ),
-        "response_released": warning(
+        "overdispersion": EXCESS + TOO_SMALL + "{remedy} Or use cov_type='robust'.",
+        "overdispersion/missing": EXCESS + TOO_SMALL + MISTAKEN,
+        "overdispersion/missing_robust": EXCESS + MISTAKEN,
+        "partial/missing": PARTIAL + " They count as missing there, and lack values of {terms}.",
+        "response_released": (
             "No third party could deal random numbers. Every site therefore learns the response of each of "
             "its entities from the first message: if all coefficients are zero, a residual is the response "
             "minus its mean. With a third site, or with {remedy}, residuals stay with the response holder.",
             Remedy("from_formula(..., coordinator='apart').fit()", "{arguments}"),
         ),
-        "residual_sums": info(REVEALED.replace("{who}", WHO["group"]).replace("{group}", "group")),
-        "residual_sums/joint": info(REVEALED.replace("{who}", WHO["pattern"]).replace("{group}", "pattern")),
-        "small_patterns": warning(
-            "The coordinator learned {sums} sums of derivatives by missing pattern, at linear predictors "
-            "that it knows. {entities:,} entities are in patterns of at most that many entities. If their "
-            "responses are binary, the coordinator can solve for them: treat them as revealed to it."
-        ),
-        "curvature": info(
-            CURVATURE
-            + "{entities:,} entities, which two or more sites have and another lacks, or which one site "
-            "has in groups too small to add up. A curvature reveals the response to anyone who knows the "
-            "linear predictor, as the coordinator does. {remedy}",
-            NO_CURVATURE,
-        ),
-        "curvature/joint": info(
-            CURVATURE + "every entity that two or more sites have. If another site lacks the entity, the "
-            "curvature reveals the response to anyone who knows the linear predictor, as the coordinator "
-            "does. {remedy}",
-            NO_CURVATURE,
-        ),
-        "coefficients_known": info(
-            "The coordinator computes these coefficients and knows them. If an entity has fewer columns than "
-            "the numbers released about it, the coordinator can solve for its row."
-        ),
-        "one_site": info(
-            "Only one site has columns, so nothing is added up and its linear predictors were not masked."
-        ),
-        "masked": info(MASKED),
-        "response_known": warning(
-            "Residuals and sums together reveal the response of every entity to the coordinator."
-        ),
-        "exposed": warning(
-            "Masks hide nothing where only one site, apart from a receiver of the sum, has a record: the sum "
-            "is then the linear predictor of that site. Entities exposed in this way: {entities}."
-        ),
-        "unmasked": warning(
-            "In every round, each site releases its linear predictor for each of its entities. From about "
-            "twelve such rounds the receiver can recover a site's raw rows: use masked=False only where that "
-            "is allowed. See .ledger.releases()."
-        ),
-        "unmasked/normal": warning(
-            "In every round, each site releases its linear predictor for each of its entities, and the "
-            "response holder releases the residuals. From about twelve such rounds, or from one with chosen "
-            "starting coefficients, the receiver can recover a site's raw rows: use this exchange only where "
-            "that is allowed. See .ledger.releases()."
-        ),
-        "secure_products": info(
-            "Cross-products between sites come from secure multiplication. No site saw the columns of "
-            "another, provided that all follow the protocol (semi-honest). The dealer of the random numbers "
-            "for two sites ({dealers}) must not collude with either of them. If the coordinator colludes "
-            "with one site, both together learn the products of the other site's columns with that site's "
-            "columns."
-        ),
-        "products_left_out": info(
-            "{products} of the products between two sites would rest on too few common entities and were not "
-            "requested. They count as zero, their expected value."
-        ),
-        "plain_exchange": warning(
-            "Cross-products by plain exchange: columns of sites were revealed to other sites."
-        ),
-        "split_residuals": info(
-            "For them, the response holder split each residual at random between two sites at a time. "
-            "Neither site can recover it alone; both together can recover the residuals of the entities that "
-            "both have."
-        ),
-        "sketch_seed": warning(
+        "small_patterns": "The coordinator learned {sums} sums of derivatives by missing pattern, at linear "
+        "predictors that it knows. {entities:,} entities are in patterns of at most that many entities. If "
+        "their responses are binary, the coordinator can solve for them: treat them as revealed to it.",
+        "response_known": "Residuals and sums together reveal the response of every entity to the "
+        "coordinator.",
+        "exposed": "Masks hide nothing where only one site, apart from a receiver of the sum, has a record: "
+        "the sum is then the linear predictor of that site. Entities exposed in this way: {entities}.",
+        "unmasked": "In every round, each site releases its linear predictor for each of its entities. From "
+        "about twelve such rounds the receiver can recover a site's raw rows: use masked=False only where "
+        "that is allowed. See .ledger.releases().",
+        "unmasked/normal": "In every round, each site releases its linear predictor for each of its "
+        "entities, and the response holder releases the residuals. From about twelve such rounds, or from "
+        "one with chosen starting coefficients, the receiver can recover a site's raw rows: use this "
+        "exchange only where that is allowed. See .ledger.releases().",
+        "plain_exchange": "Cross-products by plain exchange: columns of sites were revealed to other sites.",
+        "sketch_seed": (
             "The sites share the seed of the sketch, and the coordinator is at one of them, '{at}', so the "
             "sketches do not hide the columns of other sites from it. {remedy} keeps seed and sketches "
             "apart.",
@@ -403,7 +221,121 @@ NOTES = Catalogue(
                 'from_formula(..., coordinator="apart")',
             ),
         ),
-    }
+    },
+    info={
+        "assumptions/cc": "Only entities with every block are used. This is valid if missingness depends on "
+        "the columns alone, and biased if it depends on the response given the columns.",
+        "assumptions/impute": "Missing blocks are replaced by their mean. Coefficients are biased in "
+        "general, and the standard errors ignore the imputation.",
+        "assumptions/single": "Columns of other sites are left out; the coefficients are those of a smaller "
+        "model.",
+        "assumptions/vfem": "Maximum likelihood under normal errors and normal blocks that are independent "
+        "between sites "
+        f"(between='independent').{INDEPENDENT}. R-squared is that of an entity with every block. "
+        f"{EQUAL_VARIANCES}",
+        "assumptions/other_response": "Maximum likelihood under normal blocks that are independent "
+        "between sites "
+        "(between='independent')."
+        f"{INDEPENDENT} (independence_tests() tests this). Columns of a site that lacks entities count "
+        f"as "
+        "jointly normal, which is an approximation for columns such as indicators.",
+        "assumptions/free": "Maximum likelihood under normal errors and jointly normal columns, whose "
+        "covariance is free "
+        "between sites. Valid if missingness depends on observed values only (MAR). R-squared is that of "
+        "an entity "
+        f"with every block. {EQUAL_VARIANCES}",
+        "assumptions/joint": JOINT.format(between="free between sites"),
+        "assumptions/joint_independent": JOINT.format(between="zero between sites (independent blocks)")
+        + " If blocks are correlated, coefficients are biased under any missing-data mechanism.",
+        "assumptions/weighted": "Moments of the entities that two sites share, with weights by which their "
+        "response represents all entities, augmented with entities that only one of the two has. No "
+        "distribution is assumed. Valid if missingness depends on the response and the columns of its site "
+        "only. Standard errors come from a jackknife over {groups} random groups, and intervals from "
+        "Student's t.",
+        "independence": "The data {verdict} blocks that are independent between sites, "
+        "between='independent' (likelihood ratio test of a joint normal distribution of columns and "
+        "response, with Bartlett's correction, {test}).",
+        "dependence": "Standard errors of coefficients are {median:.2f} times (median; {low:.2f} to "
+        "{high:.2f}) those of between='independent', which assumes independent blocks. The data {verdict} "
+        "independence (likelihood ratio with Bartlett's correction, {test}); without independence, its "
+        "coefficients are biased.",
+        "correction/small-sample": "Corrected for the small sample: the bias of order 1/n of maximum "
+        "likelihood is removed, and standard errors use the residual variance with its degrees of freedom. "
+        "The log-likelihood is that of the maximum.",
+        "correction/skewness": "Corrected for skewness: each column is modeled as shifted log-normal, with "
+        "the skewness that its site reported. An entity's missing pattern may depend on the response and on "
+        "columns that no entity lacks. The estimate is the model whose simulated sample has the estimates "
+        "of the normal model (indirect inference), and standard errors are those of the simulation. The "
+        "log-likelihood is that of the normal model.",
+        "small_sample": "The residual variance is that of maximum likelihood: with {n:,} entities for "
+        "{coefficients} coefficients, ordinary least squares would report standard errors that are "
+        "{percent:.0f} % larger.",
+        "robust": "Standard errors are robust (Huber and White; HC0). They remain valid if the variance of "
+        "the response differs from the model and if columns are not normal, but they correct no bias that "
+        "either causes. Likelihood ratio, AIC and BIC assume the model.",
+        "robust/groups": "Standard errors are robust: a sandwich from sums by random group of entities "
+        "within each missing pattern, which agrees with a delete-a-group jackknife to first order. They "
+        "remain valid if variances differ or columns are not normal, but they correct no bias that either "
+        "causes. Likelihood ratio, AIC and BIC assume the model.",
+        "least_squares": "Least squares: the residual variance has {df:,} degrees of freedom, and tests and "
+        "intervals are those of Student's t.",
+        "expected_information": "Standard errors set cross-products between sites to their expected value, "
+        "zero. This requires blocks that are missing completely at random and independent between sites.",
+        "expected_information/free": "Standard errors come from the expected information. This requires "
+        "normal columns, and blocks that are missing completely at random.",
+        "supplemented_em": "Supplemented EM: relative asymmetry {asymmetry:.1e} before it was made "
+        "symmetric.",
+        "sketch": "Cross-products between sites come from a sketch of {rows:,} rows. The error of a product "
+        "is about {percent:.2g} % of the columns' lengths ({measured:.2g} % measured within sites). The "
+        "matrix of all products was changed by {moved:.2g} % to make it positive semi-definite.",
+        "no_response": "{n:,} entities without a response were left out.",
+        "unused": "{n:,} entities with a response were left out by method='{method}'.",
+        "partial": PARTIAL,
+        "partial/conditional": PARTIAL + " The fit conditions on the columns that they have.",
+        "missing_columns": "Missing values by column, of the entities with a record at the site: {listed}.",
+        "sums": "Sums of the columns and of their products were exchanged once, by missing pattern; each is "
+        "over at least {smallest:,} entities. Numbers released (a product of two sites counts at both): "
+        "{numbers}.",
+        "refitted": "A part of a larger model, fitted from the sums of that model: no further exchange took "
+        "place.",
+        "third_party": "Two sites take part. The coordinator is at neither of them, because a third party "
+        "must deal.",
+        "weighted_sums": "Weighted sums of the columns and of their products were released by random group, "
+        "for every site and every two sites; no row-level values left a site. The weights depend on the "
+        "response. They stayed with its holder, which split them at random between two sites at a time. Two "
+        "of these that collude can recover the weights of the entities that both have, and from these "
+        "approximate responses.",
+        "residual_sums": REVEALED.replace("{who}", WHO["group"]).replace("{group}", "group"),
+        "residual_sums/joint": REVEALED.replace("{who}", WHO["pattern"]).replace("{group}", "pattern"),
+        "curvature": (
+            CURVATURE
+            + "{entities:,} entities, which two or more sites have and another lacks, or which one site "
+            "has in groups too small to add up. A curvature reveals the response to anyone who knows the "
+            "linear predictor, as the coordinator does. {remedy}",
+            NO_CURVATURE,
+        ),
+        "curvature/joint": (
+            CURVATURE + "every entity that two or more sites have. If another site lacks the entity, the "
+            "curvature reveals the response to anyone who knows the linear predictor, as the coordinator "
+            "does. {remedy}",
+            NO_CURVATURE,
+        ),
+        "coefficients_known": "The coordinator computes these coefficients and knows them. If an entity has "
+        "fewer columns than the numbers released about it, the coordinator can solve for its row.",
+        "one_site": "Only one site has columns, so nothing is added up and its linear predictors were not "
+        "masked.",
+        "masked": MASKED,
+        "secure_products": "Cross-products between sites come from secure multiplication. No site saw the "
+        "columns of another, provided that all follow the protocol (semi-honest). The dealer of the random "
+        "numbers for two sites ({dealers}) must not collude with either of them. If the coordinator "
+        "colludes with one site, both together learn the products of the other site's columns with that "
+        "site's columns.",
+        "products_left_out": "{products} of the products between two sites would rest on too few common "
+        "entities and were not requested. They count as zero, their expected value.",
+        "split_residuals": "For them, the response holder split each residual at random between two sites "
+        "at a time. Neither site can recover it alone; both together can recover the residuals of the "
+        "entities that both have.",
+    },
 )
 
 

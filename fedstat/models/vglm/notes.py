@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical import notes as vertical
 from fedstat.models.vertical.exchange.patterns import (
@@ -113,95 +113,82 @@ SHARED_OFFSET = (
 )
 REPORTED = {
     True: "residuals and weights, which reveal the response, to every site",
-    False: "fitted means, which reveal the fit's prediction of the response, to every site; residuals stayed "
-    "with the response holder",
+    False: "fitted means, which reveal the fit's prediction of the response, to every site; residuals "
+    "stayed with the response holder",
 }
 """What sites received for each entity, by whether residuals were shown."""
 
 NOTES = Catalogue(
-    {
-        "naive_intervals": critical(
+    critical={
+        "naive_intervals": (
             NAIVE_CLAIM + "{remedy}",
             Remedy("fit(inference='debiased')", "Use {call} or fit(inference='split')."),
         ),
-        "conditional_claim": info(CONDITIONAL_CLAIM),
-        "debiased_claim": info(DEBIASED_CLAIM),
-        "split_claim": info(SPLIT_CLAIM),
-        "every_claim": info(EVERY_CLAIM),
-        "left_out": info("{entities}."),
-        "left_out/values": warning("{entities}."),
-        "no_refit": critical("NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed."),
-        "missing_blocks": info(MISSING_BLOCKS),
-        "missing_blocks/values": warning(MISSING_BLOCKS),
-        "assumptions": info(
-            "Penalized maximum likelihood of the observed data, the limit of penalized EM, under normal "
-            "errors and {covariance}. Valid if missingness depends on observed values only (MAR). Criteria "
-            "and standard errors come from the observed-data likelihood; standard errors account for the "
-            "estimated means and covariances of the blocks. The residual variance is that of maximum "
-            "likelihood. R-squared is that of an entity with every block."
+        "no_refit": "NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed.",
+    },
+    warning={
+        "left_out/values": "{entities}.",
+        "missing_blocks/values": MISSING_BLOCKS,
+        "proposed/differ": (
+            MEASURED + "Another lambda may have a smaller criterion. {stopped}{remedy}",
+            EXACT,
         ),
-        "free_covariance": info(
-            "Columns that are not selected stay in the joint normal model, where they predict missing "
-            "columns. Predictions replace a missing block by its mean and do not use the columns of other "
-            "sites for it."
-        ),
-        "linear_predictors": info(
-            "For each entity, {points:,} sums of linear predictors over sites went to {receivers}, and "
-            "{reported}. {grams} weighted Gram matrices of {columns} columns were released over {over} "
-            "entities.{offset}"
-        ),
-        "approximate_folds": info(
-            "Cross-validation and selection frequencies use quadratic models of the deviance at the chosen "
-            "fit, one for each of {folds} folds: they are approximate, and rough at distant lambdas."
-        ),
-        "coefficients_known": info("The coordinator knows the coefficients of every round."),
-        "coefficients_known/admm": info(
-            "The coordinator knows the coefficients only at the end of each lambda, but the sums of many "
-            "rounds still span the columns of all sites."
-        ),
-        "proposed": info(MEASURED + "{stopped}{remedy}", EXACT),
-        "proposed/none_solved": info(
-            PROPOSED + "none of them was solved to measure the error. {stopped}{remedy}", EXACT
-        ),
-        "proposed/differ": warning(
-            MEASURED + "Another lambda may have a smaller criterion. {stopped}{remedy}", EXACT
-        ),
-        "unmasked": warning(
-            "Linear predictors were not masked: the coordinator received those of every site."
-        ),
-        "smallest_lambda": warning(
+        "unmasked": "Linear predictors were not masked: the coordinator received those of every site.",
+        "smallest_lambda": (
             "The smallest of {lambdas} lambdas was chosen (select={select!r}): the criterion may still "
             "decrease. Allow smaller ones by {remedy}.",
             Remedy("fit(ratio={smaller:.1g})", "fit(ratio=...) or fit(lambdas=...)"),
         ),
-        "linear_approximations": info(
-            "{steps} of {penalty} from the unpenalized estimate (Zou and Li 2008), each a weighted lasso; "
-            "the stationarity conditions are those of the last."
+        "debiased/correlated": DEBIASED
+        + " A relaxed column is correlated at {correlation:.2f} with another one: in simulations "
+        "with such columns, 95 % intervals of nonzero coefficients covered 87 to 91 %.",
+    },
+    info={
+        "conditional_claim": CONDITIONAL_CLAIM,
+        "debiased_claim": DEBIASED_CLAIM,
+        "split_claim": SPLIT_CLAIM,
+        "every_claim": EVERY_CLAIM,
+        "left_out": "{entities}.",
+        "missing_blocks": MISSING_BLOCKS,
+        "assumptions": "Penalized maximum likelihood of the observed data, the limit of penalized EM, under "
+        "normal errors and {covariance}. Valid if missingness depends on observed values only (MAR). "
+        "Criteria and standard errors come from the observed-data likelihood; standard errors account for "
+        "the estimated means and covariances of the blocks. The residual variance is that of maximum "
+        "likelihood. R-squared is that of an entity with every block.",
+        "free_covariance": "Columns that are not selected stay in the joint normal model, where they "
+        "predict missing columns. Predictions replace a missing block by its mean and do not use the "
+        "columns of other sites for it.",
+        "linear_predictors": "For each entity, {points:,} sums of linear predictors over sites went to "
+        "{receivers}, and {reported}. {grams} weighted Gram matrices of {columns} columns were released "
+        "over {over} entities.{offset}",
+        "approximate_folds": "Cross-validation and selection frequencies use quadratic models of the "
+        "deviance at the chosen fit, one for each of {folds} folds: they are approximate, and rough at "
+        "distant lambdas.",
+        "coefficients_known": "The coordinator knows the coefficients of every round.",
+        "coefficients_known/admm": "The coordinator knows the coefficients only at the end of each lambda, "
+        "but the sums of many rounds still span the columns of all sites.",
+        "proposed": (
+            MEASURED + "{stopped}{remedy}",
+            EXACT,
         ),
-        "ridge": info(
-            "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
-            "standardized columns. Every column stays in the model, and its estimate is biased towards zero. "
-            "Degrees of freedom are the trace of the hat matrix."
+        "proposed/none_solved": (
+            PROPOSED + "none of them was solved to measure the error. {stopped}{remedy}",
+            EXACT,
         ),
-        "dispersion": info(
-            "Standard errors and the log-likelihood use Pearson's estimate of the dispersion; criteria use "
-            "that of maximum likelihood. Penalties apply to coefficients in the unit of the linear predictor "
-            "in which the weight of an entity at the mean response is one."
-        ),
-        "expected_information": info(
-            "The link is not canonical: standard errors come from the expected information."
-        ),
-        "selected": info(
-            "Selected by {penalty}: {names}{others}. The table has debiased estimates of all columns; "
-            "selection_report() and .params have the penalized ones."
-        ),
-        "debiased": info(DEBIASED),
-        "debiased/correlated": warning(
-            DEBIASED
-            + " A relaxed column is correlated at {correlation:.2f} with another one: in simulations "
-            "with such columns, 95 % intervals of nonzero coefficients covered 87 to 91 %."
-        ),
-    }
+        "linear_approximations": "{steps} of {penalty} from the unpenalized estimate (Zou and Li 2008), "
+        "each a weighted lasso; the stationarity conditions are those of the last.",
+        "ridge": "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
+        "standardized columns. Every column stays in the model, and its estimate is biased towards zero. "
+        "Degrees of freedom are the trace of the hat matrix.",
+        "dispersion": "Standard errors and the log-likelihood use Pearson's estimate of the dispersion; "
+        "criteria use that of maximum likelihood. Penalties apply to coefficients in the unit of the linear "
+        "predictor in which the weight of an entity at the mean response is one.",
+        "expected_information": "The link is not canonical: standard errors come from the expected "
+        "information.",
+        "selected": "Selected by {penalty}: {names}{others}. The table has debiased estimates of all "
+        "columns; selection_report() and .params have the penalized ones.",
+        "debiased": DEBIASED,
+    },
 )
 
 

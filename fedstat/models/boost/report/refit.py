@@ -16,7 +16,7 @@ from scipy.stats import t as t_law
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.estimate import check_alpha
-from fedstat.inference.notes import Catalogue, Note, critical, info, warning
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.learning.knots import doubled, holm, knot_sums
@@ -57,27 +57,26 @@ DEPENDENT = (
     "standard errors and P values are too small."
 )
 NOTES = Catalogue(
-    {
-        "conditions": info("{conditions}"),
-        "undersmoothed": info(
-            "Intervals hold for effects that the bases can represent. They are undersmoothed (a hundredth of "
-            "the smoothing parameters of REML, or less), so bias is small compared with the error."
-        ),
-        "few_rows": warning(
-            "{rows:,.0f} rows for {columns} columns: with fewer than {least} rows per column, simultaneous "
-            "bands cover less than their level, because the covariance of the errors is estimated."
-        ),
-        "dependent_rows": info(DEPENDENT),
-        "dependent_rows/together": critical(DEPENDENT),
-        "few_knots": critical("{knots}"),
-        "knots": info("{test}"),
-        "knots/doubled": info("The knots are twice those of the formula, and were not tested themselves."),
-        "entry_test": info(
-            "P values differ from those of entry_test(): {terms}. Here each learner is tested given the "
-            "others, with all its columns. entry_test() tests the smooth first step of each learner by "
-            "itself, and adjusts for the number of learners. Both need independent rows."
-        ),
-    }
+    critical={
+        "dependent_rows/together": DEPENDENT,
+        "few_knots": "{knots}",
+    },
+    warning={
+        "few_rows": "{rows:,.0f} rows for {columns} columns: with fewer than {least} rows per column, "
+        "simultaneous bands cover less than their level, because the covariance of the errors is estimated.",
+    },
+    info={
+        "conditions": "{conditions}",
+        "undersmoothed": "Intervals hold for effects that the bases can represent. They are undersmoothed "
+        "(a hundredth of the smoothing parameters of REML, or less), so bias is small compared with the "
+        "error.",
+        "dependent_rows": DEPENDENT,
+        "knots": "{test}",
+        "knots/doubled": "The knots are twice those of the formula, and were not tested themselves.",
+        "entry_test": "P values differ from those of entry_test(): {terms}. Here each learner is tested "
+        "given the others, with all its columns. entry_test() tests the smooth first step of each learner "
+        "by itself, and adjusts for the number of learners. Both need independent rows.",
+    },
 )
 
 
