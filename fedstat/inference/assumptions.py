@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import PolicyError
-from fedstat.inference.summary import Note
+from fedstat.errors import PolicyError, Remedy
+from fedstat.inference.notes import Note
 from fedstat.inference.tables import show_probability
 from fedstat.typing import Floats
 
@@ -50,7 +50,9 @@ class Assumption:
     assumed : str
         A sentence on what is assumed, without its full stop.
     consequence : str
-        What the numbers of the fit are if the assumption is wrong, and what to do, as sentences.
+        What the numbers of the fit are if the assumption is wrong, as sentences.
+    remedy : Remedy
+        What to do, as a sentence, and its call.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Assumption:
     violated: str
     assumed: str
     consequence: str
+    remedy: Remedy
 
     def note(self, outcome: Outcome | str) -> Note:
         """Return the note on the outcome of the test, or on the reason why the test was not made."""
@@ -65,6 +68,7 @@ class Assumption:
             text = "{assumed}. The {test} was not made: {reason}."
             values: dict[str, str | int | float] = {"test": self.test, "reason": outcome.rstrip(".")}
             return Note(self.kind, text, "info", values | {"assumed": self.assumed})
+        consequence = f"{self.consequence} {self.remedy.sentence()}"
         values = {
             "test": self.test,
             "result": str(outcome),
@@ -73,11 +77,13 @@ class Assumption:
             "p_value": outcome.p_value,
             "where": f", most of all for {outcome.where}" if outcome.where else "",
         }
+        if outcome.p_value < DOUBT:
+            values["call"] = self.remedy.call
         if outcome.p_value < ALARM:
-            text = f"{self.violated}: {{test}} {{result}}{{where}}. {self.consequence}"
+            text = f"{self.violated}: {{test}} {{result}}{{where}}. {consequence}"
             return Note(self.kind, text, "critical", values)
         if outcome.p_value < DOUBT:
-            text = f"{self.assumed}. The {{test}} casts doubt on it: {{result}}{{where}}. {self.consequence}"
+            text = f"{self.assumed}. The {{test}} casts doubt on it: {{result}}{{where}}. {consequence}"
             return Note(self.kind, text, "warning", values)
         return Note(
             self.kind, f"{self.assumed}. The {{test}} does not contradict it: {{result}}.", "info", values

@@ -11,7 +11,7 @@ from assumption_alarms import ALLOW, WRONG, model_of, one_baseline
 from numpy.testing import assert_allclose
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, PolicyError
+from fedstat.errors import DescriptionError, PolicyError, Remedy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.transport.journal import Journal
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, SiteServer
@@ -239,7 +239,7 @@ def test_a_dry_run_lists_the_tests_and_who_refuses_them():
     [(0.0, "critical"), (0.00999, "critical"), (0.01, "warning"), (0.0499, "warning"), (0.05, "info")],
 )
 def test_severity_at_its_limits(p, severity):
-    assumption = Assumption("kind", "test", "WRONG", "It is assumed", "Then.")
+    assumption = Assumption("kind", "test", "WRONG", "It is assumed", "It fails.", Remedy("fit()", "Then."))
     note = assumption.note(Outcome(1.0, 1.0, p, "a {b}"))
     assert (ALARM, DOUBT) == (0.01, 0.05)
     assert note.severity == severity

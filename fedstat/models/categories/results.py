@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 from scipy.special import expit, logit
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.derivatives import variable_directions
 from fedstat.federation.partition.partition import ClientPartition
@@ -38,7 +38,7 @@ from fedstat.models.categories.protocol import (
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import HeldRows, check_choice
-from fedstat.models.horizontal.clusters import text_of
+from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
@@ -94,8 +94,11 @@ def proportional(fit: CategoryFit) -> Assumption:
         "score test of coefficients that differ by threshold",
         "NON-PROPORTIONAL ODDS" if odds else "COEFFICIENTS DIFFER BY THRESHOLD",
         "Coefficients are assumed to be the same at all thresholds",
-        "A coefficient is then an average over the thresholds. See test_proportional_odds(), or fit "
-        "FederatedMultinomial.",
+        "A coefficient is then an average over the thresholds.",
+        Remedy(
+            "FederatedMultinomial.from_formula(...).fit()",
+            "See test_proportional_odds(), or fit FederatedMultinomial.",
+        ),
     )
 
 
@@ -591,7 +594,7 @@ class CategoryResults(SiteFitsResults):
             yield NOTES.note("rare_category", category=category, ratio=least, least=FEW_ROWS)
         if fit.clustering is not None:
             clustering, est = fit.clustering.of(shown(fit, fit.params)[1]), self.estimate
-            remedy = text_of({"groups": clustering.groups, "correction": "CR2"})
+            remedy = corrected_fit(groups=clustering.groups, correction="CR2")
             yield from clustering.notes(est.names, est.terms, remedy)
         for shared in fit.shared:
             yield from shared.note(len(self.estimate.blocks), "clusters", TWICE_TOO_SMALL)

@@ -40,7 +40,7 @@ from fedstat.models.cox.protocol import (
 )
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.clusters import text_of
+from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.prediction import held_rows
@@ -70,15 +70,19 @@ ASSUMPTIONS = {
         "score test of x log(t)",
         "NON-PROPORTIONAL HAZARDS",
         "Hazard ratios are assumed to be the same at all times",
-        "A hazard ratio is then an average over the times of the events. Let the column define strata, as in "
-        "strata(x), or see test_proportional_hazards().",
+        "A hazard ratio is then an average over the times of the events.",
+        Remedy(
+            "test_proportional_hazards()",
+            "Let the column define strata, as in strata(x), or see {call}.",
+        ),
     ),
     ONE_BASELINE: Assumption(
         ONE_BASELINE,
         "log-rank test of the sites, given the columns,",
         "THE SITES DIFFER IN THEIR BASELINE HAZARDS",
         "All sites are assumed to have the same baseline hazard",
-        "Effects of columns that differ between sites are then biased. Fit with baseline='site'.",
+        "Effects of columns that differ between sites are then biased.",
+        Remedy("fit(baseline='site')", "Fit with {arguments}."),
     ),
 }
 """Assumptions that are tested with the fit, by the kind of their notes."""
@@ -647,7 +651,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         clustering = (fit.common or fit).clustering
         if clustering is not None:
             est = self.estimate
-            yield from clustering.notes(est.names, est.terms, text_of({"correction": "CR2"}))
+            yield from clustering.notes(est.names, est.terms, corrected_fit(correction="CR2"))
             for shared in fit.shared:
                 yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
             yield NOTES.note("independent_rows", groups=clustering.groups)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FORMAT = "fedstat gee results 1"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
 CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
+CORRECTION = Remedy("fit(cov_type='kauermann_carroll')", ": use {arguments}")
 NOTES = Catalogue(
     warning={
         "naive": "Standard errors suppose that the working correlation is the true one.",
@@ -344,7 +345,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         fit = self._record.fit
         if fit.cov_type != "naive":
             est = self.estimate
-            yield from fit.clustering.notes(est.names, est.terms, "cov_type='kauermann_carroll'")
+            yield from fit.clustering.notes(est.names, est.terms, CORRECTION)
         else:
             yield NOTES.note("naive")
         yield from self._left_out_note(

@@ -16,7 +16,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.post_fit import bootstrap_obstacle
 from fedstat.models.glm.statistics import GLMStatements
-from fedstat.models.horizontal.clusters import Clustering, text_of
+from fedstat.models.horizontal.clusters import Clustering, corrected_fit
 from fedstat.models.horizontal.results import OFFSET, weight_line
 from fedstat.models.horizontal.site_results import DIFFER, tests_line
 
@@ -45,7 +45,9 @@ OTHER_MODELS = {
     ),
 }
 """Remedies of overdispersion by family; :data:`ROBUST` for others."""
-BOOTSTRAP = Remedy("wild_cluster_bootstrap()", ": {call} tests with the sites as clusters")
+BOOTSTRAP = Remedy(
+    "wild_cluster_bootstrap('{term} = 0')", ": wild_cluster_bootstrap() tests with the sites as clusters"
+)
 TESTS = "AIC, BIC, likelihood ratio and score tests (that of equal coefficients among them)"
 VARIES = "The response varies {ratio:.2f} times as much as {family} with dispersion {scale:g} allows. "
 NOTES = Catalogue(
@@ -343,6 +345,6 @@ def few_clusters(result: GLMStatements) -> Iterator[Note]:
             basis.clusters, clusters, np.full(len(est.names), float(clusters - strata + 1)), "CR1"
         )
     if found is not None:
-        argument = text_of({"groups": found.groups, "correction": "CR2"}) if basis.clustering else ""
+        correction = corrected_fit(groups=found.groups, correction="CR2") if basis.clustering else None
         by_site = found.groups == basis.site_column and not bootstrap_obstacle(result)
-        yield from found.notes(est.names, est.terms, argument, BOOTSTRAP if by_site else None)
+        yield from found.notes(est.names, est.terms, correction, BOOTSTRAP if by_site else None)

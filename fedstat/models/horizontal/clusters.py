@@ -28,7 +28,7 @@ from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.notes import Note
 from fedstat.inference.tables import number
 from fedstat.kernels.clusters import AT_ONE, Margins, corrected_sums
-from fedstat.models.horizontal.notes import CORRECTION, NOTES
+from fedstat.models.horizontal.notes import NOTES
 from fedstat.models.horizontal.rows import summed
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
@@ -231,11 +231,15 @@ class Clustering:
         return np.maximum(np.minimum(self.effective, float(self.count)) - 1.0, LEAST_DF)
 
     def notes(
-        self, names: Sequence[str], terms: Sequence[str], argument: str, instead: Remedy | None = None
+        self,
+        names: Sequence[str],
+        terms: Sequence[str],
+        correction: Remedy | None,
+        instead: Remedy | None = None,
     ) -> Iterator[Note]:
         """Warn of few effective clusters.
 
-        `argument` of ``fit`` corrects, if one does, and `instead` names another test, if there is one.
+        `correction` is a fit that corrects, if there is one, and `instead` another test of a corrected fit.
         """
         slopes = [k for k, term in enumerate(terms) if term != INTERCEPT] or list(range(len(terms)))
         few = FEW if self.corrected else FEW_UNCORRECTED
@@ -243,21 +247,18 @@ class Clustering:
         if not low:
             return
         worst = min(low, key=lambda k: float(self.effective[k]))
-        remedy, more = (CORRECTION, {"argument": argument}) if argument else (None, {})
         problem = "These standard errors are too small"
         if self.corrected:
-            remedy, more = instead, {}
             problem = f"Below {FEW:.0f}, its interval and test are unreliable"
         yield NOTES.note(
             "few_clusters",
-            remedy=remedy,
+            remedy=instead if self.corrected else correction,
             term=names[worst],
             effective=number(float(self.effective[worst]), 2),
             clusters=self.count,
             groups=self.groups,
             others=f" ({len(low)} coefficients have fewer than {few:.0f})" if len(low) > 1 else "",
             problem=problem,
-            **more,
         )
 
 
@@ -360,6 +361,12 @@ def describe_tests(df_inference: float | None, by_coefficient: Floats | None) ->
         return f"t on {df_inference:,g} df"
     low, high = number(df_inference, 1), number(float(by_coefficient.max()), 1)
     return f"t on {low} df" if low == high else f"t on {low} to {high} df"
+
+
+def corrected_fit(**correction: str) -> Remedy:
+    """Return the fit with these ``cov_kwds``."""
+    argument = text_of(correction).replace("{", "{{").replace("}", "}}")
+    return Remedy(f"fit(cov_type='cluster', {argument})", f": use {argument}")
 
 
 def text_of(correction: Mapping[str, str]) -> str:

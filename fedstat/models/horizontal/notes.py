@@ -25,7 +25,6 @@ OTHER_MODEL = Remedy(
     "{or_else}",
 )
 """A fit that adds the scores of equal labels over sites."""
-CORRECTION = Remedy("fit(cov_type='cluster', {argument})", ": use {argument}")
 LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {what}. "
 
 NOTES = Catalogue(

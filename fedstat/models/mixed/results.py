@@ -986,7 +986,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             yield NOTES.note("few_groups", groups=few)
         yield from self._departure_notes()
         if self.cov_type == "robust":
-            yield from fit.clustering.notes(self.estimate.names, self.estimate.terms, "", USE_MODEL)
+            yield from fit.clustering.notes(self.estimate.names, self.estimate.terms, None, USE_MODEL)
         lowest = min(zip(fit.groups.tolist(), (term.group for term in fit.effects.terms), strict=True))
         if fit.sums is None and lowest[0] < MEASURED_GROUPS:
             yield NOTES.note("normal_tests", count=lowest[0], group=lowest[1], least=MEASURED_GROUPS)
