@@ -424,9 +424,9 @@ def test_where_joint_and_single_tests_disagree_the_one_to_report_is_reported(cas
         ),
         (0.5, names, "does not show it (P 0.500): report the joint test if the question was whether"),
     ):
-        other = replace(result, joint=result.joint._replace(pvalue=p), flagged=flagged)
+        other = replace(result, joint=result.joint._replace(pvalue=p), flagged=flagged, sources=())
         assert expected in " ".join(other.summary().as_text().split())
-    agreeing = replace(result, joint=result.joint._replace(pvalue=0.001), flagged=names)
+    agreeing = replace(result, joint=result.joint._replace(pvalue=0.001), flagged=names, sources=())
     assert "report the joint" not in " ".join(agreeing.summary().as_text().split())
 
 

@@ -51,6 +51,11 @@ def counts(overlap=True):
     }
 
 
+def blocks():
+    data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
+    return fs.ClientPartition.from_frames(data.frames, on=data.key)
+
+
 def columns(frames):
     return fs.ClientPartition.from_frames(frames, on="id")
 
@@ -80,7 +85,13 @@ def cluster(**more):
 
 
 SITUATIONS = [
-    Situation("few_clusters", "FederatedOLS", "y ~ x", settings={"labels": ["g"]}, arguments=cluster()),
+    Situation(
+        "few_clusters",
+        "FederatedOLS",
+        "y ~ x",
+        settings={"labels": ["g"]},
+        arguments=cluster(correction="CR1"),
+    ),
     Situation(
         "few_clusters",
         "FederatedOLS",
@@ -88,11 +99,16 @@ SITUATIONS = [
         settings={"labels": ["site"]},
         arguments={"cov_type": "cluster", "cov_kwds": {"groups": "site", "correction": "CR2"}},
     ),
-    Situation("few_clusters", "FederatedOrdinal", "w ~ x", settings={"labels": ["g"]}, arguments=cluster()),
+    Situation(
+        "few_clusters",
+        "FederatedOrdinal",
+        "w ~ x",
+        settings={"labels": ["g"]},
+        arguments=cluster(correction="CR1"),
+    ),
     Situation(
         "few_clusters", "FederatedGEE", "y ~ x", settings={"groups": "g"}, arguments={"cov_type": "robust"}
     ),
-    Situation("few_clusters", "FederatedMixed", "y ~ x + (1 | g)", arguments={"cov_type": "robust"}),
     Situation("small_sample", "FederatedGLM", "y ~ x", arguments={"cov_type": "HC1"}),
     Situation("overdispersion", "FederatedGLM", "k ~ x", settings={"family": POISSON}),
     Situation(
@@ -103,12 +119,6 @@ SITUATIONS = [
     ),
     Situation("overdispersion", "FederatedGLM", "cbind(some, m - some) ~ x", settings={"family": BINOMIAL}),
     Situation("overdispersion", "FederatedMixed", "k ~ x + (1 | g)", settings={"family": POISSON}),
-    Situation(
-        "merged_intervals",
-        "FederatedCox",
-        "Surv(time, e) ~ x",
-        arguments={"baseline": "common", "grid": 1, "until": 29},
-    ),
     Situation("methods", "GLORE", "e ~ x", arguments={"masked": True}, part="heterogeneity"),
     Situation("response_not_normal", "VFEMRegression", "y ~ x + z", lambda: columns(skewed())),
     Situation("between_chosen", "VFEMRegression", "y ~ x + z + v", lambda: columns(counts(overlap=False))),
@@ -129,7 +139,7 @@ SITUATIONS = [
     ),
     Situation("curvature", "VFEMGLM", "e ~ x + z + v", lambda: columns(counts()), {"family": BINOMIAL}),
     Situation("overdispersion", "VFEMGLM", "k ~ x + v", lambda: columns(counts()), {"family": POISSON}),
-    Situation("naive_intervals", "VerticalGLM", "y ~ x + v", lambda: columns(counts()), {}, {"n_lambdas": 6}),
+    Situation("naive_intervals", "VerticalGLM", "y ~ .", blocks, {}, {"n_lambdas": 8}),
 ]
 
 
@@ -147,7 +157,7 @@ def execute(call, situation, partition, result):
     chain = ast.unparse(tree.func)
     made = tree.func.value if isinstance(tree.func, ast.Attribute) else None
     if chain != "fit" and made is None:
-        return eval(call, {name: getattr(result, name) for name in dir(result) if not name.startswith("_")})
+        return eval(call, {chain: getattr(result, chain)})
     given = {} if made is None else {k.arg: eval(ast.unparse(k.value), names) for k in made.keywords if k.arg}
     model = situation.model if made is None else ast.unparse(made.func).rpartition(".from_formula")[0]
     settings = situation.settings if model in ("", situation.model) else {}
