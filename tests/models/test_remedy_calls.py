@@ -51,11 +51,6 @@ def counts(overlap=True):
     }
 
 
-def blocks():
-    data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
-    return fs.ClientPartition.from_frames(data.frames, on=data.key)
-
-
 def columns(frames):
     return fs.ClientPartition.from_frames(frames, on="id")
 
@@ -139,7 +134,14 @@ SITUATIONS = [
     ),
     Situation("curvature", "VFEMGLM", "e ~ x + z + v", lambda: columns(counts()), {"family": BINOMIAL}),
     Situation("overdispersion", "VFEMGLM", "k ~ x + v", lambda: columns(counts()), {"family": POISSON}),
-    Situation("naive_intervals", "VerticalGLM", "y ~ .", blocks, {}, {"n_lambdas": 8}),
+    Situation(
+        "naive_intervals",
+        "VerticalGLM",
+        "e ~ x + v",
+        lambda: columns(counts()),
+        {"family": BINOMIAL},
+        {"n_lambdas": 6},
+    ),
 ]
 
 
