@@ -108,6 +108,19 @@ def test_every_weight_of_a_score_is_checked(objective):
         assert np.abs(np.abs(checked.T) - np.abs(column)).max(axis=1).min() < 1e-12
 
 
+def test_numbers_and_shapes_of_the_own_fit_are_those_of_its_arrays(objective):
+    site, own = objective
+    arrays, problem = site.fit_own()
+    assert problem == ""
+    assert {name: one.shape for name, one in arrays.items()} == dict(site.own_shapes)
+    # The information is symmetric, and mean and deviation of the constant are known.
+    [columns] = arrays.keys() - {"beta", "information"}
+    symmetric = len(own) * (len(own) + 1) // 2
+    constant = 2 if arrays[columns].ndim == 2 else 0
+    assert site.own_numbers == len(own) + symmetric + arrays[columns].size - constant
+    assert np.abs(site.sums(arrays["beta"]).score).max() < 1e-4
+
+
 def test_terms_are_products_of_their_factors():
     left, weights, right = RNG.normal(size=(5, 2)), RNG.normal(size=(5, 3)), RNG.normal(size=(5, 4))
     expected = [left.T @ np.diag(column) @ right for column in weights.T]
