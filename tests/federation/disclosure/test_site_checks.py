@@ -182,7 +182,9 @@ def test_the_session_without_requests_for_the_longest_time_goes_first(make):
     site = make()
     for i in range(MAX_SESSIONS):
         site.answer(question(session=str(i)))
-    site.answer(question(session="0"))
+    for again in ("3", "0"):
+        site.answer(question(session=again))
+        assert site.states.keys() == set(map(str, range(MAX_SESSIONS)))  # which replaces none
     site.answer(question(session="new"))
     assert "0" in site.states and "1" not in site.states
 
