@@ -8,7 +8,8 @@ from pattern_moments import moments_of_arrays
 import fedstat as fs
 from fedstat.errors import DataWarning, ModelError, NotAvailableError
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
-from fedstat.models.vglm.em_fit import blocks_path, halve_moments, working_model
+from fedstat.models.vglm.em_fit import blocks_path, halve_moments
+from fedstat.models.vglm.em_solver import WorkingModel
 from fedstat.models.vglm.path_setup import PathSetup
 
 NAMES = ["a1", "a2", "b1", "b2", "c1", "c2"]
@@ -94,7 +95,7 @@ def test_frequencies_agree_with_halves_of_the_rows():
         order = rng.permutation(len(y))
         for half in (order[:450], order[450:]):
             moments = moments_of_arrays(X[half], y[half], [2, 2, 2])
-            path = blocks_path(working_model(moments, "free"), _setup(lam)).path
+            path = blocks_path(WorkingModel.of(moments, "free"), _setup(lam)).path
             counts.append(path.selected)
     expected = np.mean(counts, axis=0)
     assert np.abs(found.selection.frequencies - expected).max() < 0.4
