@@ -223,6 +223,10 @@ def _tidy(column: pd.Series[Any], form: TextFormat, is_text: bool) -> pd.Series[
     """Remove blanks around texts, and read numbers with marks between thousands, and dates."""
     if pd.api.types.is_numeric_dtype(column):  # true/false included
         return column
+    is_plain = not form.thousands and not form.date_format
+    # without a copy of a long column of texts, as most columns are
+    if is_plain and not any(isinstance(cell, str) and cell != cell.strip() for cell in column):
+        return column
     codes, found = pd.factorize(column)
     if not all(isinstance(one, str) for one in found):
         return column
