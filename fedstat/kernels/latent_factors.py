@@ -263,81 +263,73 @@ class GroupedLevels(NamedTuple):
     group: Ints
 
 
+class _Room(NamedTuple):
+    """What the loops over some rows need: lines of a table of levels, log weights of nodes, and buffers."""
+
+    codes: Ints
+    group: Ints
+    C: int
+    lines: Floats
+    log_weights: Floats
+    a: Floats
+    at: Ints
+    power: Floats
+    bits: Ints
+
+    @classmethod
+    def of(cls, rows: GroupedLevels, table: Floats, log_weights: Floats) -> _Room:
+        """Copy a table (J, P, C, G) to lines (J P C + 1, at least G) of complete vectors; the last is zero.
+
+        Lines that cross cache lines take twice as long to read.
+        """
+        (n, P), G = rows.codes.shape, table.shape[3]
+        lines = np.zeros((table.size // G + 1, _filled(G)))
+        lines[:-1, :G] = table.reshape(-1, G)
+        codes, group = as_kernel_array(rows.codes, np.int64), as_kernel_array(rows.group, np.int64)
+        a, at = np.empty((min(n, ROWS), lines.shape[1])), np.empty((min(n, ROWS), _filled(P)), dtype=np.int64)
+        power = np.empty(lines.shape[1])
+        weights = as_kernel_array(log_weights)
+        return cls(codes, group, table.shape[2], lines, weights, a, at, power, power.view(np.int64))
+
+
+def _filled(count: int) -> int:
+    """Round up to complete vectors."""
+    return (count + TOGETHER - 1) // TOGETHER * TOGETHER
+
+
 def node_densities(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
     """Return log f(x_i | k), (n, K), from logs of levels' probabilities by group, (J, P, C, K t)."""
     f = np.empty((len(rows.codes), K))
-    _densities(*_fixed_rows(rows), as_kernel_array(table), as_kernel_array(log_weights), f)
+    _weights(*_Room.of(rows, table, log_weights), np.ones((ROWS, K)), f, np.empty((len(f), 0)))
     return f
 
 
 def node_weights(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
     """Return the weights of nodes given a row and its cluster, (n, K, t): few rows at a time."""
     out = np.empty((len(rows.codes), K * len(log_weights)))
-    _weights(
-        *_fixed_rows(rows), as_kernel_array(table), as_kernel_array(log_weights), np.empty((len(out), K)), out
-    )
+    _weights(*_Room.of(rows, table, log_weights), np.ones((ROWS, K)), np.empty((len(out), K)), out)
     return out.reshape(len(out), K, -1)
 
 
 def node_means(rows: GroupedLevels, table: Floats, log_weights: Floats, eta: Floats, K: int) -> Floats:
     """Return E[eta | x_i, k], (n, K, Q), at nodes eta (K t, Q)."""
     e = np.zeros((len(rows.codes), K, eta.shape[1]))
-    _means(*_fixed_rows(rows), as_kernel_array(table), as_kernel_array(log_weights), as_kernel_array(eta), e)
+    room, ones = _Room.of(rows, table, log_weights), np.ones((ROWS, K))
+    _means(*room, ones, np.empty((ROWS, K)), as_kernel_array(eta), e)
     return e
-
-
-def _fixed_rows(rows: GroupedLevels) -> tuple[Ints, Ints]:
-    return as_kernel_array(rows.codes, np.int64), as_kernel_array(rows.group, np.int64)
 
 
 def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: Floats) -> ExpectedCounts:
     """Distribute every row over the nodes, with weights r (n, K) of clusters."""
     J, P, C, G = table.shape
     nodes, f = np.zeros(G), np.empty(r.shape)
-    levels = np.zeros((J * P * C, _lines(G)))
-    _counts(
-        *_fixed_rows(rows),
-        as_kernel_array(r),
-        as_kernel_array(table),
-        as_kernel_array(log_weights),
-        levels,
-        nodes,
-        f,
-    )
+    levels = np.zeros((J * P * C, _filled(G)))
+    # A copy, because the other loops have writable weights: one compiled function for all.
+    _counts(*_Room.of(rows, table, log_weights), np.array(r, order="C"), f, levels, nodes)
     return ExpectedCounts(levels[:, :G].reshape(table.shape), nodes.reshape(r.shape[1], -1), f)
 
 
-@njit(cache=True, nogil=True)
-def _lines(G: int) -> int:
-    return (G + TOGETHER - 1) // TOGETHER * TOGETHER
-
-
-@njit(cache=True, nogil=True)
-def _lined(table: Floats) -> Floats:
-    """Copy a table (J, P, C, G) to lines (J P C + 1, at least G) of complete vectors; the last is zero.
-
-    Lines that cross cache lines take twice as long to read.
-    """
-    J, P, C, G = table.shape
-    out = np.zeros((J * P * C + 1, _lines(G)))
-    for j in range(J):
-        for p in range(P):
-            for c in range(C):
-                line = (j * P + p) * C + c
-                for g in range(G):
-                    out[line, g] = table[j, p, c, g]
-    return out
-
-
-@njit(cache=True, nogil=True)
-def _room(n: int, P: int, lines: Floats) -> tuple[Floats, Ints, Floats]:
-    """Return buffers for nodes of some rows, for the lines of their cells, and for exponentials."""
-    m = min(n, ROWS)
-    at = np.empty((m, (P + TOGETHER - 1) // TOGETHER * TOGETHER), dtype=np.int64)
-    return np.empty((m, lines.shape[1])), at, np.empty(lines.shape[1])
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
 def _add_levels(
     codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, at: Ints, a: Floats
 ) -> None:
@@ -347,7 +339,8 @@ def _add_levels(
         for p in range(at.shape[1]):
             seen = p < P and codes[i, p] >= 0
             at[i, p] = (group[i] * P + p) * C + codes[i, p] if seen else nowhere
-        a[i] = 0.0
+        for g in range(G):
+            a[i, g] = 0.0
         for first in range(0, G - T + 1, T):
             for t in range(T):
                 a[i, first + t] = log_weights[t]
@@ -383,64 +376,51 @@ def _normalize(a: Floats, T: int, r: Floats, f: Floats, power: Floats, bits: Int
             own[t] *= share
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True)
 def _spread(
-    codes: Ints,
-    group: Ints,
-    C: int,
-    lines: Floats,
-    log_weights: Floats,
-    at: Ints,
-    power: Floats,
-    r: Floats,
-    a: Floats,
-    f: Floats,
-) -> None:
+    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
+    bits: Ints, r: Floats, f: Floats,
+) -> None:  # fmt: skip
     """Write weights of nodes of some rows to a (m, G), of sums r (m, K), and log densities to f (m, K)."""
     _add_levels(codes, group, C, lines, log_weights, at, a)
     for i in range(len(codes)):
-        _normalize(a[i], len(log_weights), r[i], f[i], power, power.view(np.int64))
+        _normalize(a[i], len(log_weights), r[i], f[i], power, bits)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats, out: Floats) -> None:
-    n, G, C, lines = len(codes), out.shape[1], table.shape[2], _lined(table)
-    a, at, power = _room(n, codes.shape[1], lines)
-    ones = np.ones((ROWS, f.shape[1]))
+def _weights(
+    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
+    bits: Ints, ones: Floats, f: Floats, out: Floats,
+) -> None:  # fmt: skip
+    n = len(codes)
     for start in range(0, n, ROWS):
-        rows = slice(start, min(n, start + ROWS))
-        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f[rows])
-        for i in range(start, rows.stop):
-            out[i] = a[i - start, :G]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
-    n, C, lines = len(codes), table.shape[2], _lined(table)
-    a, at, power = _room(n, codes.shape[1], lines)
-    ones = np.ones((ROWS, f.shape[1]))
-    for start in range(0, n, ROWS):
-        rows = slice(start, min(n, start + ROWS))
-        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f[rows])
+        end = min(n, start + ROWS)
+        own, of = codes[start:end], group[start:end]
+        _spread(own, of, C, lines, log_weights, a, at, power, bits, ones, f[start:end])
+        for i in range(start, end):
+            for g in range(out.shape[1]):
+                out[i, g] = a[i - start, g]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
-def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
+def _means(
+    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
+    bits: Ints, ones: Floats, f: Floats, eta: Floats, e: Floats,
+) -> None:  # fmt: skip
     n, K, Q = e.shape
-    T, C, lines = len(log_weights), table.shape[2], _lined(table)
-    a, at, power = _room(n, codes.shape[1], lines)
-    f, ones = np.empty((ROWS, K)), np.ones((ROWS, K))
+    T = len(log_weights)
     for start in range(0, n, ROWS):
-        rows = slice(start, min(n, start + ROWS))
-        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f)
-        for i in range(start, rows.stop):
+        end = min(n, start + ROWS)
+        own, of = codes[start:end], group[start:end]
+        _spread(own, of, C, lines, log_weights, a, at, power, bits, ones, f)
+        for i in range(start, end):
             for k in range(K):
                 for t in range(T):
                     for q in range(Q):
                         e[i, k, q] += a[i - start, k * T + t] * eta[k * T + t, q]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
 def _add_rows(at: Ints, m: int, a: Floats, levels: Floats) -> None:
     """Add weights of nodes of m rows to the lines of their cells."""
     for p in range(at.shape[1]):
@@ -453,21 +433,15 @@ def _add_rows(at: Ints, m: int, a: Floats, levels: Floats) -> None:
 
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _counts(
-    codes: Ints,
-    group: Ints,
-    r: Floats,
-    table: Floats,
-    log_weights: Floats,
-    levels: Floats,
-    nodes: Floats,
-    f: Floats,
-) -> None:
-    n, C, lines = len(codes), table.shape[2], _lined(table)
-    a, at, power = _room(n, codes.shape[1], lines)
+    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
+    bits: Ints, r: Floats, f: Floats, levels: Floats, nodes: Floats,
+) -> None:  # fmt: skip
+    n = len(codes)
     for start in range(0, n, ROWS):
-        rows = slice(start, min(n, start + ROWS))
-        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, r[rows], a, f[rows])
-        for i in range(rows.stop - start):
+        end = min(n, start + ROWS)
+        own, of = codes[start:end], group[start:end]
+        _spread(own, of, C, lines, log_weights, a, at, power, bits, r[start:end], f[start:end])
+        for i in range(end - start):
             for g in range(len(nodes)):
                 nodes[g] += a[i, g]
-        _add_rows(at, rows.stop - start, a, levels)
+        _add_rows(at, end - start, a, levels)

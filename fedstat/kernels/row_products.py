@@ -82,14 +82,14 @@ def weighted_rows(H: Floats, w: Floats, less: Floats, code: Ints) -> Floats:
 def column_sums(X: Floats, w: Floats) -> Floats:
     """Return ``X' w``: (n, p), (n,) -> (p,), summed in blocks of rows."""
     n, p = X.shape
-    total = np.zeros(p)
-    part = np.empty(p)
+    total, part = np.zeros(p), np.zeros(p)
     for start in range(0, n, BLOCK):
-        part[:] = 0.0
         for i in range(start, min(start + BLOCK, n)):
             for j in range(p):
                 part[j] += w[i] * X[i, j]
-        total += part
+        for j in range(p):
+            total[j] += part[j]
+            part[j] = 0.0
     return total
 
 
@@ -110,7 +110,6 @@ def cross_products(X: Floats, of: Ints, w: Floats) -> Floats:
     return total
 
 
-@njit(cache=True, nogil=True)
 def gram(X: Floats, w: Floats) -> Floats:
     """Return ``X' diag(w) X``: (n, p), (n,) -> (p, p)."""
     return weighted_sums(X, w, w)[1]

@@ -38,7 +38,7 @@ def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
     return view
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
 def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None:
     """Add the inner products of four rows of A with four rows of B to a tile of out."""
     # Sixteen scalars stay in registers; an array would be loaded and stored for every row.
@@ -71,7 +71,7 @@ def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None
         out[j + t // 4, k + t % 4] += tile[t]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
 def _turn(X: Floats, start: int, m: int, out: Floats) -> None:
     """Write rows start to start + m of X into the columns of out."""
     for i in range(m):
@@ -79,7 +79,7 @@ def _turn(X: Floats, start: int, m: int, out: Floats) -> None:
             out[j, i] = X[start + i, j]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
 def _add_block(B: Floats, A: Floats, s: Floats, w: Floats, m: int, score: Floats, info: Floats) -> None:
     """Add ``B s`` and ``B diag(w) B'`` for the first m columns of B; A is room for ``B diag(w)``."""
     for j in range(len(score)):
@@ -93,35 +93,40 @@ def _add_block(B: Floats, A: Floats, s: Floats, w: Floats, m: int, score: Floats
             _add_tile(A, B, j, k, m, info)
 
 
-@njit(cache=True, nogil=True)
-def _room(p: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return a block, its weighted copy, the score and the information, padded to whole tiles."""
+# Arrays are made outside of the compiled loops, because each kind that a loop makes takes long to compile.
+
+
+def _room(p: int) -> tuple[Floats, ...]:
+    """Return a block, its weighted copy, score and information, padded to whole tiles, and three columns."""
     q = (p + TILE - 1) // TILE * TILE
-    shape = (q, BLOCK + PAD)
-    return np.zeros(shape), np.zeros(shape), np.zeros(p), np.zeros((q, q))
+    return *np.zeros((2, q, BLOCK + PAD)), np.zeros(p), np.zeros((q, q)), *np.empty((3, BLOCK))
 
 
-@njit(cache=True, nogil=True)
 def _square(info: Floats, p: int) -> Floats:
     """Return the upper triangle of a padded matrix as a symmetric one."""
-    out = np.empty((p, p))
-    for j in range(p):
-        for k in range(j, p):
-            out[j, k] = info[j, k]
-            out[k, j] = info[j, k]
-    return out
+    upper = np.triu(info[:p, :p])
+    return np.asarray(upper + np.triu(upper, 1).T)
+
+
+def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
+    """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
+    B, A, score, info, _, part, weight = _room(X.shape[1])
+    _add_weighted(as_kernel_array(X), as_kernel_array(s), as_kernel_array(w), B, A, part, weight, score, info)
+    return score, _square(info, len(score))
 
 
 @njit(cache=True, nogil=True)
-def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
-    n, p = X.shape
-    B, A, score, info = _room(p)
+def _add_weighted(
+    X: Floats, s: Floats, w: Floats, B: Floats, A: Floats, part: Floats, weight: Floats, score: Floats,
+    info: Floats,
+) -> None:  # fmt: skip
+    n = len(X)
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
         _turn(X, start, m, B)
-        _add_block(B, A, s[start : start + m], w[start : start + m], m, score, info)
-    return score, _square(info, p)
+        for i in range(m):
+            part[i], weight[i] = s[start + i], w[start + i]
+        _add_block(B, A, part, weight, m, score, info)
 
 
 @njit(cache=True, nogil=True)
@@ -148,7 +153,6 @@ def _log(eta: float, y: float) -> tuple[float, float, float, float]:
     return r, mu, half, r * r / mu
 
 
-@njit(cache=True, nogil=True)
 def canonical_sums(
     link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats
 ) -> tuple[Floats, Floats, float, float, Floats]:
@@ -157,11 +161,20 @@ def canonical_sums(
     The last are the sums of the working weights and of their squares, (2,). `link` is LOGIT, LOG or IDENTITY;
     X (n, p), y (n,), beta (p,); offset and weight are (n,), or empty for none.
     """
+    room, totals = _room(X.shape[1]), np.zeros(4)
+    X, y, offset, weight, beta = map(as_kernel_array, (X, y, offset, weight, beta))
+    _add_canonical(link, X, y, offset, weight, beta, *room, totals)
+    score, info = room[2:4]
+    return score, _square(info, len(score)), float(totals[0]), float(totals[1]), totals[2:]
+
+
+@njit(cache=True, nogil=True)
+def _add_canonical(
+    link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats, B: Floats, A: Floats,
+    score: Floats, info: Floats, eta: Floats, s: Floats, w: Floats, totals: Floats,
+) -> None:  # fmt: skip
+    """Add to score, information and `totals`: deviance, Pearson residuals, weights and their squares."""
     n, p = X.shape
-    B, A, score, info = _room(p)
-    eta, s, w = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    deviance = pearson = 0.0
-    weights = np.zeros(2)
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
         _turn(X, start, m, B)
@@ -187,9 +200,8 @@ def canonical_sums(
             squares += a * square
             all_weight += w[i]
             heavy += w[i] * w[i]
-        weights[0] += all_weight
-        weights[1] += heavy
-        deviance += 2.0 * half_deviance
-        pearson += squares
+        totals[0] += 2.0 * half_deviance
+        totals[1] += squares
+        totals[2] += all_weight
+        totals[3] += heavy
         _add_block(B, A, s, w, m, score, info)
-    return score, _square(info, p), deviance, pearson, weights

@@ -14,13 +14,18 @@ RIDGE = 1e-8
 zero."""
 
 
+def _owned(a: Floats) -> Floats:
+    """Copy an array: the loops below call each other with their own arrays, which are writable."""
+    return np.array(a, dtype=np.float64, order="C")
+
+
 def group_prox(D: Floats, z: Floats, lam: Floats) -> Floats:
     """Return argmin over l of l'diag(D_p)l/2 - z_p'l + lam_p |l| for every row p, (P, Q).
 
     Curvatures D (P, Q) are positive, z (P, Q), lam (P,) not negative.
     """
     out = np.zeros(z.shape)
-    _prox(as_kernel_array(D), as_kernel_array(z), as_kernel_array(lam), out)
+    _prox(_owned(D), _owned(z), _owned(lam), out)
     return out
 
 
@@ -30,7 +35,7 @@ def shrink_rows(S: Floats, s: Floats, lam: Floats) -> Floats:
     S (P, Q, Q), or (1, Q, Q) for all rows, is positive definite; s (P, Q), lam (P,).
     """
     out = np.zeros(s.shape)
-    _shrink(as_kernel_array(S), as_kernel_array(s), as_kernel_array(lam), out)
+    _shrink(_owned(S), _owned(s), _owned(lam), out)
     return out
 
 
@@ -46,7 +51,7 @@ def proximal_newton(score: Floats, info: Floats, old: Floats, lam: Floats, suppo
         as_kernel_array(score),
         as_kernel_array(info),
         as_kernel_array(old),
-        as_kernel_array(lam),
+        _owned(lam),
         as_kernel_array(support, np.bool_),
         out,
     )
@@ -70,10 +75,14 @@ def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
     """
     P, Q = z.shape
     for p in range(P):
-        size = np.sqrt(np.sum(z[p] * z[p]))
+        size, most = 0.0, D[p, 0]
+        for q in range(Q):
+            size += z[p, q] * z[p, q]
+            most = max(most, D[p, q])
+        size = np.sqrt(size)
         if size <= lam[p]:
             continue
-        rho = (size - lam[p]) / np.max(D[p])
+        rho = (size - lam[p]) / most
         for _ in range(MAX_STEPS):
             s = slope = 0.0
             for q in range(Q):
@@ -90,7 +99,7 @@ def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
             out[p, q] = z[p, q] * rho / (D[p, q] * rho + lam[p])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
 def _turn(A: Floats, V: Floats) -> None:
     """Diagonalize a symmetric A (Q, Q) in place by Jacobi's rotations; V gets the eigenvectors."""
     Q = len(A)
@@ -111,7 +120,7 @@ def _turn(A: Floats, V: Floats) -> None:
                     _rotate(A, V, a, b)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
 def _rotate(A: Floats, V: Floats, a: int, b: int) -> None:
     """Make one element of A zero by a rotation of two coordinates (Golub and Van Loan, 8.5)."""
     tau = (A[b, b] - A[a, a]) / (2.0 * A[a, b])
@@ -133,7 +142,9 @@ def _shrink(S: Floats, s: Floats, lam: Floats, out: Floats) -> None:
     D, z, new = np.empty((1, Q)), np.empty((1, Q)), np.empty((1, Q))
     for p in range(P):
         if p < len(S):
-            A[:] = S[p]
+            for q in range(Q):
+                for t in range(Q):
+                    A[q, t] = S[p, q, t]
             _turn(A, V)
             most = 0.0
             for q in range(Q):
@@ -141,10 +152,9 @@ def _shrink(S: Floats, s: Floats, lam: Floats, out: Floats) -> None:
             for q in range(Q):
                 D[0, q] = max(A[q, q], 1e-12 * most)
         for q in range(Q):
-            z[0, q] = 0.0
+            z[0, q] = new[0, q] = 0.0
             for t in range(Q):
                 z[0, q] += V[t, q] * s[p, t]
-        new[:] = 0.0
         _prox(D, z, lam[p : p + 1], new)
         for q in range(Q):
             for t in range(Q):
@@ -162,8 +172,10 @@ def _newton(score: Floats, info: Floats, old: Floats, lam: Floats, support: Bool
         ridge = 1.0
         for j in range(d):
             ridge += info[p, j, j]
-        A[:], x[:] = info[p], score[p]
         for j in range(d):
+            x[j] = score[p, j]
+            for i in range(d):
+                A[j, i] = info[p, j, i]
             A[j, j] += RIDGE * ridge
         # Gauss' elimination of the first f: below them is Schur's complement.
         for j in range(f):
@@ -173,11 +185,10 @@ def _newton(score: Floats, info: Floats, old: Floats, lam: Floats, support: Bool
                     A[i, c] -= by * A[j, c]
                 x[i] -= by * x[j]
         for a in range(e):
-            s[0, a] = x[f + a]
+            s[0, a], new[0, a] = x[f + a], 0.0
             for b in range(e):
                 S[0, a, b] = A[f + a, f + b]
                 s[0, a] += S[0, a, b] * old[p, b]
-        new[:] = 0.0
         if support[p]:
             _shrink(S, s, lam[p : p + 1], new)
         for a in range(e):
