@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.glm.loops import LOGIT, as_kernel_array, weighted_sums
+from fedstat.kernels.glm.loops import LOGIT, weighted_sums
 from fedstat.kernels.glm.sums import Rows, in_domain, linear_predictor, row_means
 from fedstat.typing import Floats
 
@@ -138,7 +138,7 @@ def leveraged_meat(
             size = at.weight * at.residual(rows.y)
             freq = np.ones(len(rows)) if rows.freq is None else rows.freq
             square = np.where(freq > 0.0, size**2 / freq, 0.0) / rest**power
-        total += weighted_sums(as_kernel_array(rows.X), as_kernel_array(size), as_kernel_array(square))[1]
+        total += weighted_sums(rows.X, size, square)[1]
     return total
 
 

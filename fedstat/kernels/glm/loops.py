@@ -102,17 +102,19 @@ def _room(p: int) -> tuple[Floats, ...]:
     return *np.zeros((2, q, BLOCK + PAD)), np.zeros(p), np.zeros((q, q)), *np.empty((3, BLOCK))
 
 
-def _square(info: Floats, p: int) -> Floats:
-    """Return the upper triangle of a padded matrix as a symmetric one."""
-    upper = np.triu(info[:p, :p])
-    return np.asarray(upper + np.triu(upper, 1).T)
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _mirror(info: Floats) -> None:
+    """Write the upper triangle of a padded matrix to the lower one."""
+    for j in range(len(info)):
+        for k in range(j):
+            info[j, k] = info[k, j]
 
 
 def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
     B, A, score, info, _, part, weight = _room(X.shape[1])
     _add_weighted(as_kernel_array(X), as_kernel_array(s), as_kernel_array(w), B, A, part, weight, score, info)
-    return score, _square(info, len(score))
+    return score, info[: len(score), : len(score)].copy()
 
 
 @njit(cache=True, nogil=True)
@@ -127,6 +129,7 @@ def _add_weighted(
         for i in range(m):
             part[i], weight[i] = s[start + i], w[start + i]
         _add_block(B, A, part, weight, m, score, info)
+    _mirror(info)
 
 
 @njit(cache=True, nogil=True)
@@ -165,7 +168,8 @@ def canonical_sums(
     X, y, offset, weight, beta = map(as_kernel_array, (X, y, offset, weight, beta))
     _add_canonical(link, X, y, offset, weight, beta, *room, totals)
     score, info = room[2:4]
-    return score, _square(info, len(score)), float(totals[0]), float(totals[1]), totals[2:]
+    square = info[: len(score), : len(score)].copy()
+    return score, square, float(totals[0]), float(totals[1]), totals[2:]
 
 
 @njit(cache=True, nogil=True)
@@ -205,3 +209,4 @@ def _add_canonical(
         totals[2] += all_weight
         totals[3] += heavy
         _add_block(B, A, s, w, m, score, info)
+    _mirror(info)

@@ -221,7 +221,7 @@ def evaluate_nb2(chunks: Iterable[Rows], beta: Floats, alpha: float) -> NB2Sums:
             parts = nb2_rows(as_kernel_array(rows.y), as_kernel_array(linear_predictor(rows, beta)), alpha)
             parts = parts if rows.weight is None else parts * rows.weight
         s, s_alpha, w, cross, w_alpha, ll = parts
-        s_beta, square = weighted_sums(as_kernel_array(rows.X), as_kernel_array(s), as_kernel_array(w))
+        s_beta, square = weighted_sums(rows.X, s, w)
         score += np.append(s_beta, s_alpha.sum())
         information[:p, :p] += square
         information[p, :p] += np.einsum("ij,i->j", rows.X, cross)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import config
 
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.kernels.glm.loops import LOG, LOGIT, as_kernel_array, canonical_sums, weighted_sums
+from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_sums, weighted_sums
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -200,17 +200,12 @@ def _evaluate_piece(
 
 def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
-    arrays = (as_kernel_array(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
+    arrays = rows.X, rows.y, *columns, np.asarray(beta)
     score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
     # For a canonical link, observed and expected information are the same.
     again = information.copy() if observed else None
     spread = np.array([weights, np.zeros(2)])
     return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
-
-
-def _weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
-    sums: tuple[Floats, Floats] = weighted_sums(as_kernel_array(X), as_kernel_array(s), as_kernel_array(w))
-    return sums
 
 
 def _outside(rows: Rows, observed: bool, meat: bool) -> Sums:
@@ -276,7 +271,7 @@ def _start(rows: Rows, distribution: DistributionSpec, center: float) -> Sums:
     w = at.weight * at.expected
     usable = np.isfinite(z) & np.isfinite(w)
     w, z = np.where(usable, w, 0.0), np.where(usable, z, 0.0)
-    return Sums(len(rows), rows.count, *_weighted_sums(rows.X, w * z, w), *at.fit(rows))
+    return Sums(len(rows), rows.count, *weighted_sums(rows.X, w * z, w), *at.fit(rows))
 
 
 def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed: bool, meat: bool) -> Sums:
@@ -284,7 +279,7 @@ def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed:
     if not at.inside.all():
         return _outside(rows, observed, meat)
     r, w = at.residual(rows.y), at.weight * at.expected
-    score, information = _weighted_sums(rows.X, at.weight * r, w)
+    score, information = weighted_sums(rows.X, at.weight * r, w)
     sums = Sums(len(rows), rows.count, score, information, *at.fit(rows))
     sums.spread = _spread(np.array([w, _sizes(at, r, distribution)]))
     if observed and distribution.canonical:
@@ -292,12 +287,12 @@ def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed:
     elif observed:
         # Minus the derivative of a score by its linear predictor is w (1 + r bend); its expectation is w.
         bend = at.V * at.family.link.deriv2(at.mu) + at.family.variance.deriv(at.mu) * at.slope
-        sums.observed = _weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
+        sums.observed = weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
     if meat:
         freq = np.ones(len(rows)) if rows.freq is None else rows.freq
         # A row of weight f represents f rows, each with a score of 1/f of its own.
         square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
-        sums.meat = _weighted_sums(rows.X, r, square)[1]
+        sums.meat = weighted_sums(rows.X, r, square)[1]
     return sums
 
 
