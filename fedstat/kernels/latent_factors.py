@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from fedstat.kernels.exponentials import exponentials
-from fedstat.kernels.glm.loops import REORDER, as_kernel_array
+from fedstat.kernels.glm.loops import INNER, REORDER, as_kernel_array
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: 
     return ExpectedCounts(levels[:, :G].reshape(table.shape), nodes.reshape(r.shape[1], -1), f)
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, fastmath=REORDER, **INNER)
 def _add_levels(
     codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, at: Ints, a: Floats
 ) -> None:
@@ -376,7 +376,7 @@ def _normalize(a: Floats, T: int, r: Floats, f: Floats, power: Floats, bits: Int
             own[t] *= share
 
 
-@njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, error_model="numpy", **INNER)
 def _spread(
     codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
     bits: Ints, r: Floats, f: Floats,
@@ -420,7 +420,7 @@ def _means(
                         e[i, k, q] += a[i - start, k * T + t] * eta[k * T + t, q]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, fastmath=REORDER, **INNER)
 def _add_rows(at: Ints, m: int, a: Floats, levels: Floats) -> None:
     """Add weights of nodes of m rows to the lines of their cells."""
     for p in range(at.shape[1]):

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.glm.loops import INNER
 from fedstat.kernels.row_products import invert
 from fedstat.typing import Floats, Ints
 
@@ -69,7 +70,7 @@ def jet_product(X: Floats, Y: Floats, rule: Ints, out: Floats) -> None:
                     out[o, i, j] += factor * Y[y, s, j]
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _traced_product(A: Floats, B: Floats) -> float:
     """Return the trace of A B."""
     total = 0.0
@@ -171,7 +172,7 @@ def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tup
     return out, logdet, P
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _split_products(S: Floats, wide: Ints, A: Floats, B: Floats, Bt: Floats, out: Floats) -> None:
     """Write the blocks of the products of one cluster to A, B and its transpose; add the last to `out`."""
     q, w = A.shape[1], S.shape[1]
@@ -234,7 +235,7 @@ LOGIT, LOG, NEGATIVE_BINOMIAL, GAMMA = 0, 1, 2, 3
 MOST_STEPS, SMALL_STEP = 100, 1e-11
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _row(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float, float]:
     """Log-density l without constants; response less dl, which is the mean of a canonical link; -d2l; -d3l.
 
@@ -258,7 +259,7 @@ def _row(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, f
     return y * eta - max(eta, 0.0) - np.log1p(small), mu, v, v * (1.0 - 2.0 * mu)
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _row_by_shape(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float]:
     """Return the derivatives of l, dl and -d2l in the shape; see :func:`_row`."""
     if kind == NEGATIVE_BINOMIAL:
@@ -274,7 +275,7 @@ def _row_by_shape(kind: int, shape: float, y: float, eta: float) -> tuple[float,
     return -eta - ratio, ratio - 1.0, ratio
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _fill_rows(
     kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, begin: int, end: int,
     rows: Floats,
@@ -290,7 +291,7 @@ def _fill_rows(
     return total
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _mode(
     kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, begin: int, end: int,
     H: Floats, inverse: Floats, rows: Floats, trial: Floats, move: Floats,

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 
 from fedstat.kernels.clusters import Margins, cluster_products
+from fedstat.kernels.glm.loops import INNER
 from fedstat.typing import Bools, Floats, Ints
 
 TIES = ("efron", "breslow")
@@ -352,7 +353,7 @@ class PartialLikelihood:
 # Concordance of a linear predictor with the order of the events.
 
 
-@njit(cache=True, no_cpython_wrapper=True)
+@njit(cache=True, **INNER)
 def _add(tree, i, value):  # type: ignore[no-untyped-def]
     i += 1
     while i < len(tree):
@@ -360,7 +361,7 @@ def _add(tree, i, value):  # type: ignore[no-untyped-def]
         i += i & -i
 
 
-@njit(cache=True, no_cpython_wrapper=True)
+@njit(cache=True, **INNER)
 def _upto(tree, i):  # type: ignore[no-untyped-def]
     total = 0.0
     while i > 0:
@@ -369,7 +370,7 @@ def _upto(tree, i):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True, no_cpython_wrapper=True)
+@njit(cache=True, **INNER)
 def _compare(tree, total, i, rank, sign, less_at, pairs):  # type: ignore[no-untyped-def]
     """Add the weights in a tree to the pairs of row i: those of lower rank to column `less_at`."""
     less = _upto(tree, rank)
@@ -451,13 +452,13 @@ def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
     found, tied = np.zeros((len(eta), 3)), 0.0
     for rows in np.split(table.order, np.flatnonzero(np.diff(table.stratum[table.order])) + 1):
         levels, rank = np.unique(eta[rows], return_inverse=True)
-        start, pairs = table.start[rows], np.zeros((len(rows), 3))
+        start, counted = table.start[rows], np.zeros((len(rows), 3))
         columns = table.stop[rows], start, table.event[rows], table.weight[rows], rank
         entering = np.argsort(start, kind="stable")
         leaving = entering[::-1].copy() if len(table.leaving) else entering[:0]
-        tied += _compare_with_later(*columns, leaving, np.zeros(len(levels) + 1), pairs)
-        _compare_with_earlier(*columns, entering, np.zeros(len(levels) + 1), pairs)
-        found[rows] = pairs
+        tied += _compare_with_later(*columns, leaving, np.zeros(len(levels) + 1), counted)
+        _compare_with_earlier(*columns, entering, np.zeros(len(levels) + 1), counted)
+        found[rows] = counted
     w = table.weight
     if table.counts:  # pairs of the rows for which one row stands
         tied += float((w * (w - 1.0))[table.event].sum()) / 2.0

@@ -7,6 +7,7 @@ The sums do not depend on the number of threads, to the last bit.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -27,6 +28,10 @@ REORDER = {"reassoc", "contract", "nsz"}
 """Floating-point options of the compiler to vectorize sums; it must not assume finite numbers."""
 
 
+INNER: dict[str, Any] = {"no_cpython_wrapper": True}
+"""Options of a function that only compiled ones call; a call from Python would crash."""
+
+
 def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
     """Return the array in the single type of the compiled loops, with a copy only if it differs."""
     ready = isinstance(a, np.ndarray) and a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned
@@ -38,7 +43,7 @@ def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
     return view
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, fastmath=REORDER, **INNER)
 def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None:
     """Add the inner products of four rows of A with four rows of B to a tile of out."""
     # Sixteen scalars stay in registers; an array would be loaded and stored for every row.
@@ -71,7 +76,7 @@ def _add_tile(A: Floats, B: Floats, j: int, k: int, m: int, out: Floats) -> None
         out[j + t // 4, k + t % 4] += tile[t]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, fastmath=REORDER, **INNER)
 def _turn(X: Floats, start: int, m: int, out: Floats) -> None:
     """Write rows start to start + m of X into the columns of out."""
     for i in range(m):
@@ -79,7 +84,7 @@ def _turn(X: Floats, start: int, m: int, out: Floats) -> None:
             out[j, i] = X[start + i, j]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, fastmath=REORDER, **INNER)
 def _add_block(B: Floats, A: Floats, s: Floats, w: Floats, m: int, score: Floats, info: Floats) -> None:
     """Add ``B s`` and ``B diag(w) B'`` for the first m columns of B; A is room for ``B diag(w)``."""
     for j in range(len(score)):
@@ -102,7 +107,7 @@ def _room(p: int) -> tuple[Floats, ...]:
     return *np.zeros((2, q, BLOCK + PAD)), np.zeros(p), np.zeros((q, q)), *np.empty((3, BLOCK))
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _mirror(info: Floats) -> None:
     """Write the upper triangle of a padded matrix to the lower one."""
     for j in range(len(info)):
@@ -166,7 +171,8 @@ def canonical_sums(
     """
     room, totals = _room(X.shape[1]), np.zeros(4)
     X, y, offset, weight, beta = map(as_kernel_array, (X, y, offset, weight, beta))
-    _add_canonical(link, X, y, offset, weight, beta, *room, totals)
+    arguments: Any = *room, totals
+    _add_canonical(link, X, y, offset, weight, beta, *arguments)
     score, info = room[2:4]
     square = info[: len(score), : len(score)].copy()
     return score, square, float(totals[0]), float(totals[1]), totals[2:]

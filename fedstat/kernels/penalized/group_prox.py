@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels.glm.loops import INNER, as_kernel_array
 from fedstat.typing import Bools, Floats
 
 MAX_STEPS, STEP_TOLERANCE, MAX_SWEEPS = 100, 1e-14, 30
@@ -99,7 +99,7 @@ def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
             out[p, q] = z[p, q] * rho / (D[p, q] * rho + lam[p])
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _turn(A: Floats, V: Floats) -> None:
     """Diagonalize a symmetric A (Q, Q) in place by Jacobi's rotations; V gets the eigenvectors."""
     Q = len(A)
@@ -120,7 +120,7 @@ def _turn(A: Floats, V: Floats) -> None:
                     _rotate(A, V, a, b)
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(cache=True, nogil=True, **INNER)
 def _rotate(A: Floats, V: Floats, a: int, b: int) -> None:
     """Make one element of A zero by a rotation of two coordinates (Golub and Van Loan, 8.5)."""
     tau = (A[b, b] - A[a, a]) / (2.0 * A[a, b])
