@@ -75,7 +75,7 @@ NOTES = Catalogue(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)  # without slots: a pickle also has what it is made of
 class SiteComparison:
     """Agreement of the sites on each coefficient, in numbers.
 

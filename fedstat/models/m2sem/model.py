@@ -192,11 +192,13 @@ class M2SEM(Explainable):
         checks.check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
-        if everything == {name for terms in parsed.sites for name in terms.terms}:
+        # Names with blanks, and keywords of Python, may be in backticks.
+        written = [{term.strip("`"): term for term in terms.terms} for terms in parsed.sites]
+        if everything == {name for terms in written for name in terms}:
             return cls(partition, n_clusters, n_factors, **options)
         names: list[str] = []
-        for terms in parsed.sites:
-            wrong = [term for term in terms.terms if term not in terms.columns]
+        for terms, names_of_site in zip(parsed.sites, written, strict=True):
+            wrong = [term for name, term in names_of_site.items() if name not in terms.columns]
             if wrong:
                 raise FormulaError(
                     f"formula: expected columns by their names, received '{wrong[0]}'; transform it at its "

@@ -602,8 +602,8 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
 include(
     FAMILY,
     running_steps(columns_opened, rows_of_numbers),
+    # A dealer reads no row, and may be a site without a column of the model, which has had no step before.
     {
-        "deal_sums": "deal_sums glm_start glm_start_response",
         "open_columns": "deal_sums glm_start open_columns",
         "take_columns": "deal_sums glm_start_response take_columns",
     },
