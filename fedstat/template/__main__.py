@@ -75,9 +75,9 @@ def registrations(name: str) -> Mapping[str, tuple[str, str]]:
             f'    "{model}": ("{model}",),',
             r'    "\w+": \("\w+".*\),',
         ),
-        "tests/models/test_every_results_class.py": (
-            f'    "{model}": "num ~ age + sex",',
-            r'    "Federated\w+": "num ~ .*",',
+        "tests/contracts/families.py": (
+            f'    "{model}": "k ~ {{x}} + z",',
+            r'    "Federated\w+": "\w+ ~ .*",',
         ),
         "docs/api/models.rst": (f"   fedstat.{model}", r"   fedstat\.Fed\w+"),
         "docs/api/results.rst": (
@@ -113,8 +113,10 @@ def write_family(name: str, root: Path) -> list[Path]:
 
 
 def make_pages(root: Path) -> list[Path]:
-    """Make the picture of the rooms and the page of arguments again, and return their files."""
+    """Make the picture of the rooms and the pages of arguments and contracts again; return their files."""
     pages = {"rooms.py": "_static/rooms.svg", "arguments.py": "arguments.md"}
+    if (root / "tests" / "contracts").exists():
+        pages["contracts_page.py"] = "contracts.md"
     made = []
     for script, page in pages.items():
         path = root / "docs" / "building" / script

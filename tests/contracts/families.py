@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,11 @@ STEPWISE = {"exchange": "iterative"}
 ALL, SICK = "y ~ a1 + a2 + b1 + b2 + c1 + c2", "e ~ a1 + b1 + c1"
 CLUSTERED = "~ c1_1 + c1_2 + c1_3 + c2_1 + c2_2 + c2_3"
 
+PLAIN = {
+    "FederatedOLS": "y ~ {x} + z",
+}
+"""Models over rows whose fit needs no argument, with a formula; the template of a family adds its own."""
+
 FITS: dict[str, Fit] = {
     # rows: linear models
     "ols": of("FederatedOLS", "rows", LINEAR),
@@ -332,6 +337,9 @@ FITS: dict[str, Fit] = {
     "m2sem selected": of(
         "M2SEM", "clusters", CLUSTERED, {"n_init": 1, "cov_type": None}, n_clusters=2, n_factors=0
     ),
+    "m2sem search": by(
+        "M2SEM", "clusters", lambda p: fs.M2SEM.search(p, n_clusters=[1, 2], n_factors=[0], n_init=1)
+    ),
     "copula": Fit("CopulaSynthesizer", "budget", lambda p: fs.CopulaSynthesizer(p, 30.0, BOUNDS), {}),
     "copula published": Fit(
         "CopulaSynthesizer",
@@ -361,6 +369,7 @@ FITS: dict[str, Fit] = {
         ),
     ),
 }
+FITS |= {name: of(name, "rows", PLAIN[name].format(x="x")) for name in PLAIN if name != "FederatedOLS"}
 
 MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "ols heterogeneity": ("ols", lambda fit: fit.heterogeneity),
@@ -412,3 +421,488 @@ def result(name: str) -> Any:
         SECRETS.seed(f"contract {name}")
         # A site keeps few sessions, and a result may need its own later: one partition for each fit.
         return fit.run(PARTITIONS[fit.data]())
+
+
+# ---- families --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """A public model or analysis: a small analysis with a covariate that contracts change, and its facts.
+
+    `make` builds the model, or the result of a function, on a partition, with the name of the covariate.
+    `gaps` has the reason for each contract that does not apply.
+    """
+
+    name: str
+    layout: str  # rows, columns, or estimates: results that are there already
+    fit: str  # of FITS
+    make: Callable[[Any, str], Any]
+    x: str = ""
+    arguments: Mapping[str, Any] | None = None
+    cut: Mapping[str, Any] | str | None = None  # arguments that end the iteration too early, or such a fit
+    pooled: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # arguments of a fit without parameters of single sites
+    roles: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # settings with a column, by its name
+    response: str = ""
+    written: bool = False  # the covariate is part of a formula
+    noisy: bool = False  # releases have noise, charged to a budget
+    unannounced: tuple[str, ...] = ()  # arrays that explain() lacks: a known fault
+    gaps: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def run(self, partition: Any = None, x: str = "", **arguments: Any) -> Any:
+        """Return the result of the small analysis on a partition."""
+        made = self.make(self.partition() if partition is None else partition, x or self.x)
+        return made if self.arguments is None else made.fit(**{**self.arguments, **arguments})
+
+    def base(self) -> Any:
+        """Return the result of the small analysis, made once."""
+        return _base(self.name)
+
+    def table(self) -> pd.DataFrame:
+        """Return the rows, or the joined entities, of the small analysis."""
+        return rows_table() if self.layout == "rows" else columns_table()
+
+    def partition(self, table: pd.DataFrame | None = None, **given: Any) -> Any:
+        """Return a partition of a table with the columns of :meth:`table`, or with more."""
+        table = self.table() if table is None else table
+        if self.noisy:
+            given.setdefault("policy", fs.Policy(privacy=fs.Budget(epsilon=5000.0, delta=1e-5)))
+        return rows(table, **given) if self.layout == "rows" else divided(table, **given)
+
+
+def divided(table: Any, **given: Any) -> Any:
+    """Return the joined entities by column, of pandas or polars; unknown columns are at site B."""
+    site_of = {name: site for site, own in HELD.items() for name in own}
+    held: dict[str, list[str]] = {site: [] for site in HELD}
+    for name in table.columns:
+        if name != "id":
+            held[site_of.get(name, "B")].append(name)
+    return fs.ClientPartition.from_frames(
+        {site: table[["id", *own]] for site, own in held.items()}, on="id", **given
+    )
+
+
+def model(
+    name: str,
+    layout: str,
+    fit: str,
+    formula: str,
+    x: str,
+    arguments: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Family:
+    """Return the record of a model with a formula, in which {x} is a covariate."""
+    kind, settings = getattr(fs, name), settings or {}
+
+    def make(partition: Any, x: str, **more: Any) -> Any:
+        return kind.from_formula(formula.format(x=x), partition, **{**settings, **more})
+
+    response = formula.partition("~")[0].strip()
+    return Family(name, layout, fit, make, x, arguments or {}, response=response, written=True, **facts)
+
+
+def function(
+    name: str, layout: str, fit: str, call: Callable[[Any, str], Any], x: str, **facts: Any
+) -> Family:
+    """Return the record of a public function."""
+    return Family(name, layout, fit, call, x, **facts)
+
+
+ONE_FIT = {"n_lambdas": 4}
+MIXTURE = {"select": None, "n_init": 1, "cov_type": None}
+ROW_WEIGHTS = {"freq_weights": {"freq_weights": "f"}, "offset": {"offset": "shift"}}
+
+
+def no(reason: str, *contracts: str) -> dict[str, str]:
+    """Return the gaps of one reason."""
+    return dict.fromkeys(contracts, reason)
+
+
+NO_PREDICT = no("has no predictions of new rows", "predicted")
+NO_LOOP = no("has no iteration with a limit", "cut off")
+NO_WEIGHTS = no("has no frequency weights", "weights")
+NO_CLUSTERS = no("has no errors by clusters", "few clusters")
+NOT_ROWS = no("its sites hold columns of the same entities: each column is at one site", "number of sites")
+OWN_CLUSTERS = no("clusters are part of the model: its tests compare small-sample errors", "few clusters")
+NOTHING_MADE = no("no member returns another result with estimates", "inherited")
+GROUP = no("its covariate is a group, which has no unit", "scaled", "infinite values", "texts of numbers")
+DESCENT = no(
+    "some steps of descent: the result depends on units and on the sites", "scaled", "number of sites"
+)
+NOISE = no("the result has noise by design", "order of sites", "scaled")
+FUNCTION = {
+    **no(
+        "a function without a model; tests/models/test_plans_of_all_families.py compares plan and ledger",
+        "explained",
+    ),
+    **no("a table without coefficients", "scaled", "model", "columns of broom"),
+    **NO_PREDICT,
+    **NO_LOOP,
+    **NO_WEIGHTS,
+    **NO_CLUSTERS,
+    **NOTHING_MADE,
+}
+CELLS = {
+    **no("a constant has a mean, a deviation of zero and quantiles", "constant columns"),
+    **no("each variable has its own rows; the table has the number of missing cells", "few rows", "missing"),
+}
+ESTIMATES = {
+    **no(
+        "uses estimates that are there already; no site takes part",
+        "explained",
+        "repeated",
+        "order of sites",
+        "number of sites",
+        "scaled",
+        "names",
+        "keys",
+        "missing",
+        "unknown columns",
+        "infinite values",
+        "constant columns",
+        "texts of numbers",
+        "few rows",
+        "strict",
+        "polars",
+        "model",
+    ),
+    **NO_PREDICT,
+    **NO_LOOP,
+    **NO_WEIGHTS,
+    **NO_CLUSTERS,
+    **no(
+        "test_results_contracts.py: pool, combine and compare carry the notes of what they are given",
+        "inherited",
+    ),
+}
+CURVES = {
+    **no("curves without coefficients", "model", "columns of broom"),
+    **GROUP,
+    **NO_PREDICT,
+    **NO_LOOP,
+    **NO_CLUSTERS,
+    **NOTHING_MADE,
+    **no("refuses frequency weights", "weights"),
+    **no("the times of the grid are those that all sites allow", "number of sites"),
+}
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        *(model(name, "rows", name, PLAIN[name], "x") for name in PLAIN if name != "FederatedOLS"),
+        model(
+            "FederatedOLS",
+            "rows",
+            "ols",
+            PLAIN["FederatedOLS"],
+            "x",
+            roles={"freq_weights": {"freq_weights": "f"}},
+            gaps=no("has a closed form", "cut off"),
+        ),
+        model(
+            "FederatedGLM",
+            "rows",
+            "glm poisson",
+            "k ~ {x} + z",
+            "x",
+            settings={"family": POISSON},
+            cut={"maxiter": 1},
+            roles=ROW_WEIGHTS | {"exposure": {"exposure": "months"}},
+        ),
+        model("GLORE", "rows", "logistic", "e ~ {x} + z", "x", cut={"maxiter": 1}, roles=ROW_WEIGHTS),
+        *(
+            model(
+                name,
+                "rows",
+                fit,
+                "e ~ {x} + z",
+                "x",
+                {"rounds": 2},
+                {"family": BINOMIAL},
+                gaps={
+                    **DESCENT,
+                    **NO_CLUSTERS,
+                    **NOTHING_MADE,
+                    **no("the number of rounds is the argument; notes report the distance", "cut off"),
+                    **no("batches of rows have other weights", "weights"),
+                },
+            )
+            for name, fit in {
+                "FedAvg": "fedavg",
+                "FedAvgM": "fedavgm",
+                "FedProx": "fedprox",
+                "QFedAvg": "qfedavg",
+            }.items()
+        ),
+        model(
+            "FederatedGEE",
+            "rows",
+            "gee",
+            "y ~ {x} + z",
+            "x",
+            settings={"groups": "person", "cov_struct": "exchangeable"},
+            cut={"maxiter": 1},
+            roles={
+                "weights": {"weights": "v", "cov_struct": "independence"},
+                "offset": {"offset": "shift"},
+                "groups": {"groups": "person"},
+            },
+            gaps=NO_WEIGHTS,
+        ),
+        model(
+            "FederatedMixed",
+            "rows",
+            "mixed",
+            "y ~ {x} + z + (1 | person)",
+            "x",
+            cut={"maxiter": 1},
+            roles={"var_weights": {"var_weights": "v"}, "offset": {"offset": "shift"}},
+            gaps={**NO_WEIGHTS, **OWN_CLUSTERS},
+            # A dry run of a linear model ends with an effect of zero variance, where this is not sent.
+            unannounced=("variances",),
+        ),
+        model(
+            "FederatedCox",
+            "rows",
+            "cox",
+            "Surv(time, died) ~ {x} + z",
+            "x",
+            cut={"maxiter": 1},
+            pooled=COMMON,
+            roles=ROW_WEIGHTS,
+        ),
+        model(
+            "FederatedOrdinal",
+            "rows",
+            "ordinal",
+            "grade ~ {x} + z",
+            "x",
+            cut={"maxiter": 1},
+            roles=ROW_WEIGHTS,
+        ),
+        model(
+            "FederatedMultinomial",
+            "rows",
+            "multinomial",
+            "kind ~ {x} + z",
+            "x",
+            cut={"maxiter": 1},
+            roles=ROW_WEIGHTS,
+        ),
+        model(
+            "KaplanMeier",
+            "rows",
+            "kaplan-meier",
+            "Surv(time, died) ~ {x}",
+            "g",
+            {"grid": 2, "until": 40},
+            gaps=CURVES,
+        ),
+        model(
+            "CumulativeIncidence",
+            "rows",
+            "cumulative incidence",
+            "Surv(time, C(cause, levels=[0, 1, 2])) ~ {x}",
+            "g",
+            {"grid": 2, "until": 40},
+            gaps=CURVES,
+        ),
+        model(
+            "FedFunctionBoost",
+            "rows",
+            "boost",
+            "y ~ {x} + z",
+            "x",
+            {"steps": 5},
+            gaps={
+                **NO_WEIGHTS,
+                **NO_CLUSTERS,
+                **NO_LOOP,
+                **no("effects of learners without coefficients", "columns of broom", "scaled", "model"),
+            },
+        ),
+        function(
+            "table_one",
+            "rows",
+            "table one",
+            lambda p, x: fs.table_one(p, [x, "z"], by="g"),
+            "x",
+            gaps={**FUNCTION, **CELLS},
+        ),
+        function(
+            "crosstab",
+            "rows",
+            "crosstab",
+            lambda p, x: fs.crosstab(p, x, "kind"),
+            "g",
+            gaps={**FUNCTION, **GROUP},
+        ),
+        function(
+            "quantiles",
+            "rows",
+            "quantiles",
+            lambda p, x: fs.quantiles(p, x, bounds={x: (-4.0, 4.0)}),
+            "x",
+            gaps=FUNCTION,
+        ),
+        function(
+            "histogram",
+            "rows",
+            "histogram",
+            lambda p, x: fs.histogram(p, x, bins=5, bounds={x: (-4.0, 4.0)}),
+            "x",
+            gaps=FUNCTION,
+        ),
+        function("corr", "rows", "corr", lambda p, x: fs.corr(p, [x, "z"]), "x", gaps=FUNCTION),
+        model(
+            "VFEMRegression",
+            "columns",
+            "vfem",
+            "y ~ a1 + {x}",
+            "b1",
+            cut="vfem cut off",
+            gaps={**NOT_ROWS, **NO_CLUSTERS},
+        ),
+        model(
+            "VFEMGLM",
+            "columns",
+            "vfem glm",
+            "e ~ a1 + {x}",
+            "b1",
+            {"cov_type": "none"},
+            {"family": BINOMIAL, "between": "independent"},
+            cut={"maxiter": 2},
+            gaps={
+                **NOT_ROWS,
+                **NO_CLUSTERS,
+                **no("only a normal response can have weights", "weights"),
+                **NOTHING_MADE,
+            },
+        ),
+        model(
+            "VerticalGLM",
+            "columns",
+            "vglm",
+            "y ~ a1 + {x} + c1",
+            "b1",
+            ONE_FIT,
+            gaps={
+                **NOT_ROWS,
+                **NO_CLUSTERS,
+                **no(
+                    "a path ends by the conditions of the optimum; maxiter is that of one lambda", "cut off"
+                ),
+            },
+        ),
+        model(
+            "LASER",
+            "columns",
+            "laser",
+            "e ~ a1 + {x}",
+            "b1",
+            {"epochs": 1},
+            gaps={
+                **NOT_ROWS,
+                **NO_CLUSTERS,
+                **NO_WEIGHTS,
+                **NOTHING_MADE,
+                **no("a network without coefficients", "columns of broom", "scaled", "model"),
+                **no("the number of epochs is the argument", "cut off"),
+                **no("weights of the network are drawn site by site", "order of sites"),
+            },
+        ),
+        model(
+            "M2SEM",
+            "columns",
+            "m2sem",
+            "~ a1 + a2 + {x} + b2",
+            "b1",
+            MIXTURE,
+            {"n_clusters": 2, "n_factors": 0},
+            cut={"maxiter": 1},
+            gaps={
+                **NOT_ROWS,
+                **NO_CLUSTERS,
+                **NO_WEIGHTS,
+                **no("profiles of clusters without coefficients", "columns of broom", "scaled", "model"),
+            },
+        ),
+        Family(
+            "CopulaSynthesizer",
+            "columns",
+            "copula",
+            lambda p, x: fs.CopulaSynthesizer(
+                p, 30.0, {"a1": (-6.0, 6.0), x: (-6.0, 6.0)}, columns=["a1", x]
+            ),
+            "b1",
+            {},
+            noisy=True,
+            gaps={
+                **NOT_ROWS,
+                **NO_CLUSTERS,
+                **NO_WEIGHTS,
+                **NO_LOOP,
+                **NO_PREDICT,
+                **NOISE,
+                **NOTHING_MADE,
+                **no("margins and correlations without coefficients", "columns of broom", "model"),
+            },
+        ),
+        Family(
+            "PrivateCopulaGLM",
+            "columns",
+            "private glm",
+            lambda p, x: fs.PrivateCopulaGLM.from_formula(
+                f"a1 ~ {x}", p, epsilon=50.0, bounds={"a1": (-6.0, 6.0), x.strip("`"): (-6.0, 6.0)}
+            ),
+            "b1",
+            {"draws": 20},
+            response="a1",
+            written=True,
+            noisy=True,
+            gaps={**NOT_ROWS, **NO_CLUSTERS, **NO_WEIGHTS, **NO_LOOP, **NOISE, **NOTHING_MADE},
+        ),
+        function(
+            "impute",
+            "columns",
+            "impute",
+            lambda p, x: fs.impute(p, f"y ~ a1 + {x}", m=2, seed=1),
+            "b1",
+            response="y",
+            written=True,
+            gaps={**{k: v for k, v in FUNCTION.items() if k != "inherited"}, **NOT_ROWS},
+        ),
+        function("pool", "estimates", "pool", lambda p, x: fs.pool(estimates()), "", gaps=ESTIMATES),
+        function("combine", "estimates", "combine", lambda p, x: fs.combine(estimates()), "", gaps=ESTIMATES),
+        function(
+            "meta",
+            "estimates",
+            "meta",
+            lambda p, x: fs.meta([0.1, 0.4, 0.3], [0.2, 0.1, 0.1]),
+            "",
+            gaps=ESTIMATES,
+        ),
+        function(
+            "compare",
+            "estimates",
+            "compare",
+            lambda p, x: fs.compare({"a": estimates()[0]}),
+            "",
+            gaps={**ESTIMATES, **no("a table of several results", "shown")},
+        ),
+    )
+}
+
+
+@functools.cache
+def _base(name: str) -> Any:
+    SECRETS.seed(name)
+    return FAMILIES[name].run()

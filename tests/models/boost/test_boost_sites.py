@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from curve_cases import by_site, curve_table, simulated
 
@@ -101,14 +100,6 @@ def test_the_site_counts_rows_for_columns_by_itself(monkeypatch):
 def test_a_basis_along_the_response_has_df_for_what_is_free_of_its_penalty():
     with pytest.raises(FormulaError, match="2 directions are free"):
         fs.FedFunctionBoost.from_formula("y(t) ~ x1", by_site(FRAME, "x1", "y"), time="bbs(t, df=1)")
-
-
-def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
-    result.save(tmp_path / "boost.fed")
-    again = fs.load(tmp_path / "boost.fed")
-    pd.testing.assert_frame_equal(again.predict(FRAME), result.predict(FRAME))
-    pd.testing.assert_frame_equal(again.surface("age"), result.surface("age"))
-    assert str(again.summary()) == str(result.summary())
 
 
 def test_cross_validation_takes_the_step_of_least_loss_and_folds_are_drawn_again_by_their_seed():

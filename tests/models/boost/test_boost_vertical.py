@@ -207,15 +207,6 @@ def test_a_site_counts_entities_for_the_columns_of_all_by_itself(monkeypatch):
         fitted("y(t) ~ bsignal(x1) + bsignal(x2)", FRAME[:80])
 
 
-def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
-    result.save(tmp_path / "vertical.fed")
-    again = fs.load(tmp_path / "vertical.fed")
-    pd.testing.assert_frame_equal(again.predict(FRAME), result.predict(FRAME))
-    assert str(again.summary()) == str(result.summary())
-    pd.testing.assert_frame_equal(again.surface("g"), result.surface("g"))
-    assert again.steps(5).mstop == 5
-
-
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
 def test_strict_sites_answer_learners_of_what_they_publish():
     frame = simulated(1500)

@@ -16,7 +16,6 @@ from statsmodels.miscmodels.ordinal_model import OrderedModel
 import fedstat as fs
 from fedstat.errors import (
     ConsentError,
-    ConvergenceWarning,
     DesignError,
     EstimationError,
     FormulaError,
@@ -445,21 +444,6 @@ def test_separated_categories_are_named():
 # -- what leaves ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["Ordinal", "Multinomial"])
-def test_what_leaves_a_site_is_what_explain_lists(kind):
-    one = model(kind, offset="shift")
-    expected = one.explain()
-    assert expected.passes
-    low, _, most = np.sum([counts for _, counts in expected.rounds], axis=0)
-    fit = one.fit()
-    key = ["sender", "step", "array", "kind", "masked"]
-    released = fit.ledger.releases()
-    own = released[released["step"].isin(["start", "fit_alone", "sum_scores", "finish"])]
-    assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
-    assert low <= fit.ledger.rounds - one._agreement.rounds <= most
-    assert set(own.loc[own["sender"] != "coordinator", "kind"]) <= {"aggregate", "control"}
-
-
 def test_a_request_out_of_turn_is_refused():
     site = model("Ordinal").partition.sites["Bern"]
     arrays = {"shift": np.zeros(5), "scale": np.ones(5), "beta": np.zeros(7)}
@@ -546,12 +530,6 @@ def test_fits_are_compared_and_pooled(ordinal):
     assert "hours" in str(table)
     pooled = fs.pool([ordinal, ordinal])
     assert_allclose(pooled.params, ordinal.params)
-
-
-def test_a_fit_that_is_cut_off_says_so():
-    with pytest.warns(ConvergenceWarning, match="after 1 steps"):
-        fit = model("Ordinal").fit(maxiter=1)
-    assert not fit.converged and "NOT CONVERGED" in fit.summary().as_text()
 
 
 def test_tables_and_plots(ordinal, multinomial):

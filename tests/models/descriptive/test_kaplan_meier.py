@@ -541,27 +541,6 @@ def test_summary_plot_and_file_of_competing_events(tmp_path):
     assert merged().plot().get_lines()[0].get_marker() == "o"
 
 
-@pytest.mark.parametrize(
-    ("model", "response"),
-    [
-        (fs.KaplanMeier, "Surv(months, died)"),
-        (fs.KaplanMeier, "Surv(entry, months, died)"),
-        (fs.CumulativeIncidence, CAUSES),
-    ],
-)
-def test_what_leaves_a_site_is_what_explain_lists(model, response):
-    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital", policy="strict")
-    model = model.from_formula(f"{response} ~ arm", partition)
-    expected = model.explain(grid=3, until=60)
-    assert expected.passes
-    released = model.fit(3, until=60).ledger.releases()
-    key = ["sender", "step", "array", "kind", "masked"]
-    steps = {"open_cells", "flag_times", "count_times", "sum_log_rank"}
-    own = released[released["step"].isin(steps)]
-    assert set(own["step"]) == steps
-    assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
-
-
 def test_requests_out_of_turn_are_refused():
     site = fs.ClientPartition.from_frame(PATIENTS, by="hospital").sites["Bonn"]
     request = Request("Bonn", "descriptive", "count_cells", {"edges": np.array([3.0])}, "another session")

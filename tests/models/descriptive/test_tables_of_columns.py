@@ -153,12 +153,6 @@ def test_a_dry_run_lists_what_leaves():
         )
 
 
-def test_results_do_not_depend_on_the_order_of_sites():
-    first = fs.crosstab(partition(), "sex", "arm")
-    turned = fs.ClientPartition.from_frames(dict(reversed(frames().items())), on="id")
-    pd.testing.assert_frame_equal(fs.crosstab(turned, "sex", "arm"), first)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [

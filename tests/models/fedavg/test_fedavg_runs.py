@@ -51,15 +51,6 @@ def test_a_drawn_seed_is_kept():
     assert first.seed != fit(fs.FedAvg, **SHORT | {"seed": None}).seed
 
 
-def test_the_order_of_the_sites_does_not_matter():
-    frames = {site: FRAME[FRAME["site"] == site].drop(columns="site") for site in SITES}
-    params = []
-    for order in (SITES, SITES[::-1]):
-        sites = fs.ClientPartition.from_frames({s: frames[s] for s in order}, layout="horizontal")
-        params.append(run(fs.FedAvg.from_formula("binary ~ x", sites), **SHORT).params)
-    np.testing.assert_allclose(params[0], params[1], rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize(("fraction", "drawn"), [(1.0, 4), (0.5, 2), (0.7, 3), (0.01, 1)])
 def test_a_share_of_the_sites_is_asked_in_each_round(fraction, drawn):
     result = fit(fs.FedAvg, rounds=12, fraction=fraction, masked=False)

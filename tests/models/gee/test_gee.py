@@ -16,7 +16,6 @@ from statsmodels.genmod import cov_struct
 import fedstat as fs
 from fedstat.errors import (
     ConsentError,
-    ConvergenceWarning,
     DesignError,
     EstimationError,
     FormulaError,
@@ -321,20 +320,6 @@ def test_results_are_saved_compared_and_pooled(tmp_path):
         _ = fit.aic
 
 
-def test_what_leaves_a_site_is_what_explain_lists():
-    model = model_of("ill", "ar1")
-    expected = model.explain()
-    assert expected.passes
-    fit = model.fit(cov_type="bias_reduced")
-    key = ["sender", "step", "array", "kind", "masked"]
-    released = fit.ledger.releases()
-    own = released[released["step"].isin(["start", "sum_scores", "finish", "fit_alone"])]
-    assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
-    low, _, most = np.sum([counts for _, counts in expected.rounds], axis=0)
-    assert low <= fit.ledger.rounds - model._agreement.rounds <= most
-    assert "own fit" in str(expected)
-
-
 def approve(fit, partition):
     """Run a fit that waits, consent to it at all sites, and run it again."""
     with pytest.raises(ConsentError, match="pending"):
@@ -402,13 +387,6 @@ def test_no_estimate_is_an_error():
         model_of(
             "ill", terms="dose + twice", partition=fs.ClientPartition.from_frame(doubled, by="hospital")
         ).fit()
-
-
-def test_a_fit_that_is_cut_off_says_so():
-    with pytest.warns(ConvergenceWarning, match="after 2 evaluations"):
-        fit = model_of("ill").fit(maxiter=2, local=False)
-    assert not fit.converged
-    assert "NOT CONVERGED" in fit.summary().as_text()
 
 
 def test_a_request_out_of_turn_is_refused():

@@ -104,28 +104,6 @@ def test_the_ledger_comes_back(result, path):
     assert loaded.ledger.kinds_by_site() == result.ledger.kinds_by_site()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"cov_type": "none"},
-        {"cov_type": "sem"},
-        {"method": "cc"},
-        {"method": "impute"},
-        {"method": "single"},
-        ITERATIVE | {"cross_products": "sketch", "sketch_size": 300},
-        ITERATIVE | {"cov_type": "expected"},
-        ITERATIVE | {"method": "impute", "init": "cc"},
-        ITERATIVE | {"method": "single", "cov_type": "robust"},
-        ITERATIVE | {"init": [0.0] * 7},
-    ],
-    ids=str,
-)
-def test_every_kind_of_fit_can_be_saved(study, path, options):
-    result = study.model().fit(**packed(**options))
-    loaded = round_trip(result, path)
-    assert loaded.summary().as_text() == result.summary().as_text()
-
-
 def test_a_fit_that_did_not_converge_stays_so(study, path):
     with pytest.warns(fs.errors.ConvergenceWarning):
         result = study.model().fit(maxiter=2)

@@ -1,0 +1,92 @@
+"""Contracts on wrong inputs: an error of fedstat names the place and the remedy, and no value of the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contracts.over_families import model_class, over_families
+
+from fedstat.errors import FedstatError, ModelError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SECRET = 123456.789
+"""A value of the data, which no error may contain."""
+
+
+def failing(family, table, x=""):
+    """The error of an analysis of a table."""
+    with pytest.raises(FedstatError) as caught:
+        family.run(family.partition(table), x)
+    text = str(caught.value)
+    assert "123456" not in text and "Traceback" not in text
+    return text
+
+
+@over_families("unknown columns")
+def test_unknown_columns(family):
+    text = failing(family, family.table(), "zzz")
+    assert "zzz" in text
+
+
+@over_families("infinite values")
+def test_infinite_values(family):
+    table = family.table()
+    column = table[family.x].astype(float).copy()
+    column.iloc[[3, 7]] = np.inf
+    column.iloc[4] = SECRET
+    text = failing(family, table.assign(**{family.x: column}))
+    assert family.x in text and "infinite" in text
+    # The table of an analyst who tries an analysis has no site yet.
+    assert ("the table" if family.layout == "rows" else "site 'B'") in text
+
+
+@over_families("constant columns")
+def test_constant_columns(family):
+    table = family.table().assign(**{family.x: SECRET})
+    try:
+        fit = family.run(family.partition(table))
+    except FedstatError as error:
+        text = str(error)
+    else:
+        text = " ".join(fit.notes) if hasattr(fit, "notes") else " ".join(fit.attrs.get("notes", [family.x]))
+    assert family.x in text and "123456" not in text, text
+
+
+@over_families("texts of numbers")
+def test_numbers_that_are_text(family):
+    table = family.table()
+    text = failing(
+        family, table.assign(**{family.x: [f"{v:.4f}".replace(".", ",") for v in table[family.x]]})
+    )
+    assert family.x in text and ("text" in text or "numbers" in text or "identifier" in text), text
+
+
+@over_families("unknown arguments")
+def test_unknown_arguments(family):
+    public = model_class(family)
+    make = getattr(public, "from_formula", public)
+    # Python refuses arguments of functions and constructors, and names them.
+    with pytest.raises(ModelError if hasattr(public, "from_formula") else TypeError, match="nonsense"):
+        make(*["y ~ x"] * 2, nonsense=1)
+    if family.arguments is not None:
+        with pytest.raises(ModelError, match=r"\.fit has no argument 'nonsense'"):
+            public.fit(public.__new__(public), nonsense=1)
+
+
+@over_families("few rows")
+def test_a_site_without_complete_rows(family):
+    table = family.table()
+    column = table[family.x].astype(object if table[family.x].dtype == object else float)
+    if family.layout == "rows":
+        table = table.assign(**{family.x: column.where(table["site"] != "Kiel")})
+        site = "Kiel"
+    else:
+        table = table.assign(**{family.x: column.where(table.index < 0)})
+        site = "B"
+    try:
+        fit = family.run(family.partition(table))
+    except FedstatError as error:
+        assert site in str(error) or family.x in str(error), error
+    else:
+        notes = " ".join(getattr(fit, "notes", None) or fit.attrs["notes"])
+        assert site in notes or "left out" in str(fit.summary()) or "left out" in notes, notes

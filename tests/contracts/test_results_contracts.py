@@ -1,0 +1,223 @@
+"""Contracts on the results of all families: storage, printed form, predictions, inherited notes."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from contracts.families import FAMILIES, FITS, MADE, PARTITIONS, result
+from contracts.golden import text_of
+from contracts.over_families import over_families
+from numpy.testing import assert_allclose
+
+import fedstat as fs
+from fedstat.errors import FedstatError
+from fedstat.inference.summary import SEVERITIES, Note, Report, critical_notes
+from fedstat.models.results import CoefficientResults, Results
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BROOM = ["estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high"]
+OF_FAMILY = {name: [fit for fit in FITS if FITS[fit].family == name] for name in FAMILIES}
+"""Names of the fits of each family."""
+
+
+def results_of(family):
+    """Results of all fits of a family, and those that are made of them."""
+    fits = OF_FAMILY[family.name]
+    return {name: result(name) for name in [*fits, *(made for made in MADE if MADE[made][0] in fits)]}
+
+
+@over_families("saved")
+def test_saved_loaded_and_pickled(family, tmp_path):
+    for name, fit in results_of(family).items():
+        again = pickle.loads(pickle.dumps(fit))
+        assert text_of(again) == text_of(fit), name
+        if isinstance(fit, Results):
+            fit.save(tmp_path / "file")
+            loaded = fs.load(tmp_path / "file")
+            assert type(loaded) is type(fit) and text_of(loaded) == text_of(fit), name
+            pd.testing.assert_frame_equal(loaded.tidy(), fit.tidy())
+
+
+@over_families("shown")
+def test_repr_tidy_glance_and_notes(family):
+    for name, fit in results_of(family).items():
+        if not isinstance(fit, Report):
+            assert isinstance(fit, pd.DataFrame) and len(fit) and fit.attrs["notes"], name
+            continue
+        assert not isinstance(fit, Results) or "\n" not in repr(fit), name
+        table, tidy, glance = fit.diagnostics(), fit.tidy(), fit.glance()
+        assert list(table) == ["kind", "severity", "note", "values"], name
+        assert table["note"].tolist() == fit.notes and table["kind"].str.fullmatch("[a-z_]+").all(), name
+        ranks = [SEVERITIES.index(severity) for severity in table["severity"]]
+        assert ranks == sorted(ranks), name
+        assert len(tidy) and len(glance) == 1 and glance.shape[1] > 1, name
+        text = fit.summary(title="Our title").as_text()
+        critical = table.loc[table["severity"] == "critical", "note"].tolist()
+        assert "Our title" in text and list(fit.summary().headlines) == [f"*** {n} ***" for n in critical], (
+            name
+        )
+
+
+@over_families("columns of broom")
+def test_coefficients_have_the_columns_of_broom(family):
+    for name, fit in results_of(family).items():
+        if isinstance(fit, CoefficientResults):
+            table, with_site = fit.tidy(), any(fit.estimate.sites)
+            assert list(table) == ["term", *(["site"] if with_site else []), *BROOM], name
+            assert table["term"].tolist() == fit.params.index.tolist() == list(fit.estimate.names), name
+            if fit.estimate.cov is not None:
+                low, high = fit.conf_int().to_numpy().T
+                assert_allclose(table["conf_low"], low), assert_allclose(table["conf_high"], high)
+            assert {"nobs", "n_sites", "logLik", "AIC", "BIC"} <= set(fit.glance()), name
+
+
+@over_families("model")
+def test_the_model_of_a_result_is_the_one_that_was_fitted(family):
+    for name in OF_FAMILY[family.name]:
+        fit = result(name)
+        if isinstance(fit, CoefficientResults) and FITS[name].arguments is not None:
+            assert type(fit.model).__name__ == family.name, name
+            assert fit.model.endog_names == fit.estimate.response, name
+            assert type(pickle.loads(pickle.dumps(fit)).model).__name__ == "SimpleNamespace", name
+
+
+@over_families("predicted")
+def test_predictions_of_new_rows(family):
+    fit, table = family.base(), family.table().head(6)
+    if not hasattr(fit, "predict"):
+        pytest.fail("no predictions: say why in the registry")
+    new = (
+        table
+        if family.layout == "rows" or family.noisy
+        else family.partition(family.table().head(60), new_data=True)
+    )
+    found = fit.predict(new)
+    assert len(found) and np.isfinite(np.asarray(found, dtype=float)).all()
+    if family.layout == "rows":
+        again = fit.predict(table[list(reversed(table.columns))])
+        assert_allclose(np.asarray(again, float), np.asarray(found, float), rtol=1e-12)
+        assert_allclose(
+            np.asarray(fit.predict(table.to_dict("list")), float), np.asarray(found, float), rtol=1e-12
+        )
+        with pytest.raises(FedstatError, match=rf"\b{family.x}\b"):
+            fit.predict(table.drop(columns=family.x))
+
+
+PLANTED = Note("planted", "PLANTED", "critical")
+OWN_NOTES = {
+    "evaluate": "figures about predictions, which hold for any model",
+    "evaluation": "figures about predictions, which hold for any model",
+    "calibration": "figures about predictions, which hold for any model",
+    "test_proportional_hazards": "a test of the model",
+    "test_proportional_odds": "a test of the model",
+    "linear": "the first fit of an iteration, with notes of its own",
+    "debiased": "holds for any selection; it has claims of its own",
+    "steps": "the same fit after another number of steps, which has its own record",
+}
+"""Members that return a result which does not have the notes of its source, with the reason."""
+
+
+def reports():
+    """Names of the public classes with notes."""
+    kinds = {name: getattr(fs.results, name) for name in fs.results.__all__}
+    return {name: kind for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, Report)}
+
+
+def members_that_return_reports(kind):
+    """Public members of a class whose annotation is a class with notes."""
+    names = reports()
+    for member, found in inspect.getmembers(kind):
+        function = getattr(found, "fget", None) or getattr(found, "func", found)
+        returned = str(getattr(function, "__annotations__", {}).get("return", "")).strip("'")
+        if not member.startswith("_") and returned in names:
+            yield member
+
+
+@over_families("inherited")
+def test_a_result_that_is_made_of_another_has_its_critical_notes(family):
+    sources = {MADE[made][0] for made in MADE} & set(OF_FAMILY[family.name])
+    for name in sources:
+        fit = result(name)
+        kind = type(fit)
+        notes = kind._summary_notes
+        planted = type(
+            kind.__name__, (kind,), {"_summary_notes": lambda self, n=notes: iter([PLANTED, *n(self)])}
+        )
+        made_here = [made for made, (source, _) in MADE.items() if source == name]
+        copied = pickle.loads(pickle.dumps(fit)) if not made_here else fit
+        copied.__class__ = planted
+        try:
+            for made in made_here:
+                found = MADE[made][1](copied)
+                member = re.search(r"fit\.(\w+)", inspect.getsource(MADE[made][1]).partition(f'"{made}"')[2])[
+                    1
+                ]
+                if member in OWN_NOTES or not isinstance(found, Report):
+                    continue
+                if made == "vfem refit":
+                    continue  # a fit with notes of its own, from the sums of the larger one
+                assert PLANTED in critical_notes(found), made
+                assert found.summary().as_text().startswith("*** PLANTED ***"), made
+        finally:
+            copied.__class__ = kind
+
+
+def test_every_member_that_returns_a_result_is_in_the_registry():
+    """A new member is made of some fit in MADE, or has a reason in OWN_NOTES."""
+    tested = {
+        re.search(r"fit\.(\w+)", line)[1]
+        for line in inspect.getsource(inspect.getmodule(result)).splitlines()
+        if "lambda fit: fit." in line
+    }
+    tested |= {"random_effects_of", "split", "search"}
+    for name, kind in reports().items():
+        for member in members_that_return_reports(kind):
+            assert member in tested | set(OWN_NOTES), (
+                f"{name}.{member}: add it to MADE, or say why in OWN_NOTES"
+            )
+
+
+CALL = re.compile(r"\bfit\(([a-z_]+=[^().]+)\)")
+"""A call of fit that a note recommends."""
+ARGUMENT = re.compile(r"\b([a-z_]+)=(?:'[^']*'|\"[^\"]*\"|True|False|None|\d[\d.e-]*)")
+"""An argument with a value, in a note."""
+
+
+@over_families("remedies")
+def test_what_a_note_recommends_can_be_executed(family):
+    """Calls of fit run; arguments of other calls exist."""
+    public = getattr(fs, family.name)
+    calls = [getattr(public, name, None) for name in ("from_formula", "fit", "__init__")]
+    results = [getattr(fs.results, name) for name in fs.results.__all__]
+    calls += [call for kind in results for _, call in inspect.getmembers(kind, inspect.isfunction)]
+    calls += [fs.ClientPartition.from_frame, public]
+    known = {name for call in calls if call is not None for name in inspect.signature(call).parameters}
+    done = set()
+    for name in OF_FAMILY[family.name]:
+        for note in getattr(result(name), "notes", ()):
+            unknown = {match[1] for match in ARGUMENT.finditer(note)} - known
+            assert not unknown, (name, note)
+            for given in CALL.findall(note):
+                if given in done or FITS[name].arguments is None or "..." in given:
+                    continue
+                done.add(given)
+                fit, arguments = FITS[name], eval(f"dict({given})")
+                again = fit.make(PARTITIONS[fit.data]()).fit(**{**fit.arguments, **arguments})
+                assert len(again.tidy()), (name, given)
+
+
+def test_results_of_several_fits_carry_their_critical_notes():
+    fits = [pickle.loads(pickle.dumps(result("ols"))) for _ in range(3)]
+    assert not critical_notes(fs.pool(fits))
+    kind = type(fits[0])
+    fits[0].__class__ = type(
+        kind.__name__, (kind,), {"_summary_notes": lambda self: iter([PLANTED, *kind._summary_notes(self)])}
+    )
+    assert critical_notes(fs.pool(fits)) == [PLANTED]  # once, from however many sources
+    text = fs.compare({"first": fits[0], "second": fits[1]}).as_text()
+    assert text.startswith("*** first: PLANTED ***")
