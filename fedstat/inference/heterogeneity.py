@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
 from fedstat.inference.meta_analysis import (
@@ -22,7 +22,7 @@ from fedstat.inference.meta_analysis import (
     combine_sites,
     dersimonian_laird,
 )
-from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.notes import Catalogue, Note, Remedy
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedstat
-from fedstat.errors import Remedy
-from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, above_table, fields_of
+from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, Remedy, above_table, fields_of
 
 PACKAGE = Path(fedstat.__file__).parent
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import NotAvailableError, Remedy
+from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.notes import Catalogue, Note, Remedy
 from fedstat.inference.summary import DASH, Lines
 from fedstat.inference.tables import number, show_probability, two_digits
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedstat.errors import Remedy
-from fedstat.inference.notes import Catalogue
+from fedstat.inference.notes import Catalogue, Remedy
 
 MASKED = (
     "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "

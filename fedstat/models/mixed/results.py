@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError, Remedy
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.notes import Catalogue, Note, Remedy
 from fedstat.inference.summary import DASH, WIDTH, lines_of
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedstat.errors import Remedy
 from fedstat.federation.crypto.masks import TWO_SITES
-from fedstat.inference.notes import Catalogue
+from fedstat.inference.notes import Catalogue, Remedy
 
 MERGED = "Patterns with few entities are not released: "
 SOLVABLE = (
