@@ -11,8 +11,8 @@ from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_c
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.models.vglm.plots import FAINT
 from fedstat.models.vglm.notes import APART_CALLED, APART_MISSED, MISSED, WEAK_MISSED
+from fedstat.models.vglm.plots import FAINT
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
