@@ -107,17 +107,19 @@ def test_a_refusal_names_terms_keys_and_remedies_of_the_request(replies):
         "Terms C(g), C(h), y (min_level_count, products): merge levels that are rare, alone or together"
         in text
     )
-    assert "Columns x (max_share, products)" in text
-    assert "(min_events)" in text and "(min_count, remember)" in text
+    assert "(min_count, remember)" in text and "the 2 likeliest follow" in text
+    assert "max_share" not in text and "min_events" not in text
 
 
 def test_a_rule_that_the_owner_switched_off_is_not_named():
     requested = RowsRequest("y", ("y",), ("C(g)", "x"), ("g", "x")).requested()
-    keys = ("min_level_count", "products", "max_share", "min_events", "min_count", "remember")
+    keys = ("min_level_count", "products", "min_count", "remember")
+    without = fs.Policy(min_level_count=0, products="any", min_count=0, remember="nothing", max_share=0.2)
     strict, open_ = (refusal_text("A", one, requested, {}) for one in (fs.Policy.strict(), fs.Policy.open()))
     off = {"min_level_count": 0, "min_events": 0, "min_count": 0, "remember": "nothing"}
     none = refusal_text("A", fs.Policy(**off), requested, {})
     assert all(key in strict for key in keys) and "C(g)" in strict
+    assert "Columns x (max_share)" in refusal_text("A", without, requested, {})
     assert "products" not in open_ and "max_share" not in open_ and "min_level_count" in open_
     assert none == "A: refused for a reason that depends on rows; the owner's log has the reason"
 

@@ -25,6 +25,8 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
+BLANKS = " \t\u00a0\u2007\u202f"
+"""Characters around names and values that are dropped; line breaks there are refused, as inside."""
 NA_VALUES = ("", "NA", "NaN")
 HEAD_CHARACTERS = 2**18
 """Characters at the beginning of a file by which its form is recognized."""
@@ -185,10 +187,10 @@ def column_names(file: Path, form: TextFormat) -> list[str]:
         names, first = next(rows, (0, []))[1], next(rows, (0, []))[1]
     if not names:
         raise UnreadableTextError("it has no line with the names of columns")
-    if any(cell.strip() for cell in first[len(names) :]):
+    if any(cell.strip(BLANKS) for cell in first[len(names) :]):
         raise UnreadableTextError(f"there are {len(names)} names of columns, and {len(first)} cells in a row")
     names += [""] * (len(first) - len(names))
-    names = [name.strip() or _nameless(i) for i, name in enumerate(names)]
+    names = [name.strip(BLANKS) or _nameless(i) for i, name in enumerate(names)]
     for name, count in Counter(names).items():
         if count > 1:
             raise UnreadableTextError(f"{count} columns are called {name!r}; rename all but one")
@@ -225,12 +227,12 @@ def _tidy(column: pd.Series[Any], form: TextFormat, is_text: bool) -> pd.Series[
         return column
     is_plain = not form.thousands and not form.date_format
     # without a copy of a long column of texts, as most columns are
-    if is_plain and not any(isinstance(cell, str) and cell != cell.strip() for cell in column):
+    if is_plain and not any(isinstance(cell, str) and cell != cell.strip(BLANKS) for cell in column):
         return column
     codes, found = pd.factorize(column)
     if not all(isinstance(one, str) for one in found):
         return column
-    texts = [one.strip() for one in found]
+    texts = [one.strip(BLANKS) for one in found]
     present = pd.Series({i: text for i, text in enumerate(texts) if text not in form.na_values}, dtype=object)
     made = None
     if not is_text and not present.empty:
@@ -382,7 +384,7 @@ def _layout(text: str, separator: str) -> _Layout | None:
     reader, start = csv.reader(lines, delimiter=separator), 0
     try:
         for row in reader:
-            rows.append((start, [cell.strip() for cell in row]))
+            rows.append((start, [cell.strip(BLANKS) for cell in row]))
             start = reader.line_num
     except csv.Error:
         return None
