@@ -119,7 +119,7 @@ def test_a_rule_that_the_owner_switched_off_is_not_named():
     off = {"min_level_count": 0, "min_events": 0, "min_count": 0, "remember": "nothing"}
     none = refusal_text("A", fs.Policy(**off), requested, {})
     assert all(key in strict for key in keys) and "C(g)" in strict
-    assert "Columns x (max_share)" in refusal_text("A", without, requested, {})
+    assert "Columns x, y (max_share)" in refusal_text("A", without, requested, {})
     assert "products" not in open_ and "max_share" not in open_ and "min_level_count" in open_
     assert none == "A: refused for a reason that depends on rows; the owner's log has the reason"
 
