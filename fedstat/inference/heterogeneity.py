@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -225,7 +225,7 @@ def comparison_notes(result: SiteComparison) -> Iterator[Note]:
         yield NOTES.note("few_sites", sites=most, df=most - 1, plural="s" * (most > 2))
     if result.one_dispersion:
         yield NOTES.note("one_dispersion")
-    values = {"level": 100 * (1 - result.alpha), "source": _joint_source(result)}
+    values: dict[str, Any] = {"level": 100 * (1 - result.alpha), "source": _joint_source(result)}
     if result.without_each is None:
         yield NOTES.note("methods/masked", sites=len(result.sites), **values)
     else:

@@ -451,6 +451,7 @@ class Family:
     written: bool = False  # the covariate is part of a formula
     noisy: bool = False  # releases have noise, charged to a budget
     unannounced: tuple[str, ...] = ()  # arrays that explain() lacks: a known fault
+    shorter: tuple[str, ...] = ()  # arrays whose length depends on the data: explain() has the largest
     gaps: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -704,6 +705,7 @@ FAMILIES = {
             "Surv(time, died) ~ {x}",
             "g",
             {"grid": 2, "until": 40},
+            shorter=("cells", "flags", "edges", "places"),
             gaps=CURVES,
         ),
         model(
@@ -713,6 +715,7 @@ FAMILIES = {
             "Surv(time, C(cause, levels=[0, 1, 2])) ~ {x}",
             "g",
             {"grid": 2, "until": 40},
+            shorter=("cells", "flags", "edges", "places"),
             gaps=CURVES,
         ),
         model(
@@ -780,6 +783,7 @@ FAMILIES = {
             {"cov_type": "none"},
             {"family": BINOMIAL, "between": "independent"},
             cut={"maxiter": 2},
+            shorter=("sy", "yhy", "of_scores", "of_steps"),  # one for each round so far
             gaps={
                 **NOT_ROWS,
                 **NO_CLUSTERS,

@@ -13,7 +13,8 @@ from scipy import stats
 from fedstat.errors import DesignError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.summary import CoefficientBlock, Note
+from fedstat.inference.notes import Note
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_frame

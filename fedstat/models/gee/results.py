@@ -66,16 +66,16 @@ NOTES = Catalogue(
 
 
 def _structure_line(result: GEEResults) -> str:
-    request = result._fit.request
+    request = result._record.fit.request
     return f"{request.structure} by {request.time}" if request.time else request.structure
 
 
 def _correlation_line(result: GEEResults) -> str:
-    return "" if result._fit.request.structure == "independence" else number(result._fit.rho)
+    return "" if result._record.fit.request.structure == "independence" else number(result._record.fit.rho)
 
 
 def _clusters_line(result: GEEResults) -> str:
-    return f"{result.clusters:,} ({result._fit.request.groups})"
+    return f"{result.clusters:,} ({result._record.fit.request.groups})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -335,7 +335,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         ("Scale", "scale", number),
         ("QIC", "_criteria.QIC", two_digits),
         ("QICu", "_criteria.QICu", two_digits),
-        ("Covariance Type", "cov_type", lambda cov_type: CORRECTED.get(cov_type, cov_type)),
+        ("Covariance Type", "cov_type", lambda cov_type: str(CORRECTED.get(cov_type, cov_type))),
         ("Tests", "", tests_line),
         ("Converged", "converged", yes_or_no),
     )

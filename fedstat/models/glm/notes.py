@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -319,7 +320,7 @@ def excess(result: GLMStatements) -> float:
 
 def _excess_note(result: GLMStatements, ratio: float) -> Note:
     name = result.distribution.name
-    values = {"ratio": ratio, "family": name, "scale": result.scale}
+    values: dict[str, Any] = {"ratio": ratio, "family": name, "scale": result.scale}
     if result.cov_type != "nonrobust":
         return NOTES.note("overdispersion/allowed", **values)
     covered = 100.0 * (1.0 - 2.0 * stats.norm.sf(Z95 / np.sqrt(ratio)))

@@ -490,7 +490,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
 
     @property
     def _sigma(self) -> float:
-        return self.scale**0.5
+        return float(self.scale**0.5)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import FormulaError, ModelError, PolicyError
+from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, PolicyError, warn
 from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.design.formula.parse import parse_formula
 from fedstat.federation.disclosure.policy import Policy
@@ -284,6 +284,8 @@ class M2SEM(Explainable):
 
         Warns
         -----
+        ConvergenceWarning
+            The iteration did not converge.
         DisclosureWarning
             Two sites: each part of a sum follows from the other part.
         """
@@ -304,6 +306,8 @@ class M2SEM(Explainable):
             if error.rule not in ("differencing", "rows"):  # under reasons = "logged" all have one rule
                 raise
             raise error.with_message(f"{error}. {FITTED_BEFORE}") from None
+        if not fit.converged:
+            warn(f"M2SEM did not converge after {fit.rounds} rounds", ConvergenceWarning)
         masks = any(entry.masked for entry in attempt.ledger.entries)
         shown = plan.starts.own and self.n_clusters > 1
         return M2SEMResults._of(self, fit, masks, shown, attempt.ledger)

@@ -20,7 +20,7 @@ from fedstat.inference.mixtures import (
     classification_table,
     posterior_entropy,
 )
-from fedstat.inference.summary import Note
+from fedstat.inference.notes import Note
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores

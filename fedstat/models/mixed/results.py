@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.notes import Catalogue, Note, Remedy
-from fedstat.inference.summary import DASH, WIDTH, lines_of
+from fedstat.inference.summary import DASH, WIDTH, Lines, lines_of
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
@@ -919,7 +919,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         ("Method", "_fit", _method_line),
         ("No. Observations", "nobs", ",d"),
     )
-    _LAST = (
+    _LAST: ClassVar[Lines] = (
         ("R2 (fixed / all)", "_r_squared", " / ".join),
         ("REML Log-Lik.", "", lambda result: two_digits(result.llf) if result.reml else ""),
         ("Log-Likelihood", "", lambda result: "" if result.reml else two_digits(result.llf)),

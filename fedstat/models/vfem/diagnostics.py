@@ -192,7 +192,8 @@ def largest_range(fit: JointNormalFit, errors: Floats | None) -> OpenRange | Non
         unit = np.tile(errors, len(table) // len(errors))
     relative = (table["high"] - table["low"]).to_numpy() / unit
     worst = table.iloc[int(np.argmax(relative))]
-    return OpenRange(*worst[["first", "second", "term", "low", "high"]], float(relative.max()))
+    first, second, term, low, high = worst[["first", "second", "term", "low", "high"]]
+    return OpenRange(first, second, term, low, high, float(relative.max()))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.vfem.base_model import make_layout
+from fedstat.models.vfem.diagnostics import count_exposed
 from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.models.vfem.notes import count_exposed
 
 DRY_RUN_ITERATIONS = 12
 """Iterations of a dry run of the iteration of the publication; later ones are similar."""

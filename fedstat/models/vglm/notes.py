@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -308,7 +309,7 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
 
 def _proposals(lambdas: int, solved: int, errors: tuple[float, ...], stopped: bool) -> Note:
     """State how wrong proposals were that were solved afterwards."""
-    values: dict[str, float | str] = {"stopped": NOT_AFFORDABLE if stopped else ""}
+    values: dict[str, Any] = {"stopped": NOT_AFFORDABLE if stopped else ""}
     kind = "proposed/none_solved"
     if errors:
         values |= {"low": min(errors), "high": max(errors)}
@@ -353,7 +354,7 @@ def _debiased(outcome: SelectionOutcome, found: DebiasedFit | None) -> Iterator[
         others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
         penalty = outcome.plan.setup.penalty.name
         yield NOTES.note("selected", penalty=penalty, names=names[:MOST_NAMES] or "no column", others=others)
-        values = {"lam": found.lam, "relaxed": found.relaxed, "columns": layout.p}
+        values: dict[str, Any] = {"lam": found.lam, "relaxed": found.relaxed, "columns": layout.p}
         if found.correlation > CLOSE:
             yield NOTES.note("debiased/correlated", correlation=found.correlation, **values)
         else:

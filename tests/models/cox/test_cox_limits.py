@@ -66,13 +66,16 @@ def test_ratios_of_other_families_beyond_the_largest_number(kind, unit):
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_a_sum_without_digits_is_no_maximum(ties):
-    # The row that enters after the event outweighs the others.
-    table = RiskTable.of(
-        np.array([0.0, 0.0, 6.0]), np.array([5.0, 7.0, 10.0]), np.array([True, False, False])
-    )
+    # The row that enters after the first event outweighs the others, and leaves their sum no digits.
+    times = np.array([0.0, 0.0, 6.0]), np.array([5.0, 7.0, 10.0])
+    table = RiskTable.of(*times, np.array([True, False, True]))
     eta = np.array([-60.0, -80.0, 0.0])
     assert PartialLikelihood.at(table, np.zeros((3, 1)), eta, ties).loglik == -np.inf
     assert np.isfinite(PartialLikelihood.at(table, np.zeros((3, 1)), eta / 20.0, ties).loglik)
+    # A row that is at risk at no event has no part.
+    table = RiskTable.of(*times, np.array([True, False, False]))
+    found = PartialLikelihood.at(table, np.zeros((3, 1)), eta, ties).loglik
+    assert found == pytest.approx(-np.log1p(np.exp(-20.0)), rel=1e-12)
 
 
 def test_a_site_with_one_event_and_late_entry_has_no_fit_of_its_own():

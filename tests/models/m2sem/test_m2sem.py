@@ -258,7 +258,8 @@ def test_named_groups_share_factors_by_kind():
 
 
 def test_a_fit_that_is_broken_off_says_so_loudly(frames):
-    cut = fs.M2SEM(partition_of(frames[0]), 2, 1).fit(maxiter=9, **QUICK)
+    with pytest.warns(fs.errors.ConvergenceWarning, match="M2SEM did not converge"):
+        cut = fs.M2SEM(partition_of(frames[0]), 2, 1).fit(maxiter=9, **QUICK)
     assert not cut.converged and str(cut.summary()).startswith("*** NOT CONVERGED")
 
 

@@ -10,7 +10,7 @@ from sklearn.decomposition import FactorAnalysis
 from test_m2sem_information import ascended, coordinates, hessian, joint_information, posterior
 
 import fedstat as fs
-from fedstat.errors import DataWarning, FormulaError, ModelError, NotAvailableError
+from fedstat.errors import ConvergenceWarning, DataWarning, FormulaError, ModelError, NotAvailableError
 from fedstat.models.m2sem.information import local_information
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
@@ -306,6 +306,7 @@ def test_what_is_adjusted_for_is_not_clustered():
     frames = held() | {"Registry": held()["A"][["id", "age"]].rename(columns={"age": "years"})}
     with pytest.raises(ModelError, match="no column of 'Registry' is clustered"):
         M2SEM(partition_of(frames), 2, 1, adjust="~ years", nominal=["sex"])
-    found = M2SEM(partition_of(held()), 2, 1).fit(cov_type=None, maxiter=9, **QUICK)
+    with pytest.warns(ConvergenceWarning):
+        found = M2SEM(partition_of(held()), 2, 1).fit(cov_type=None, maxiter=9, **QUICK)
     with pytest.raises(NotAvailableError, match="no columns are adjusted"):
         found.covariate_effects()

@@ -11,7 +11,8 @@ import pandas as pd
 
 from fedstat.federation.tables.curve_columns import with_curves
 from fedstat.federation.tables.curves import Curve
-from fedstat.inference.summary import CoefficientBlock, Note
+from fedstat.inference.notes import Note
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, ScoredBoosting
 from fedstat.models.boost.learning.knots import DoubledKnots

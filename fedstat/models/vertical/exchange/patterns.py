@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -440,7 +441,8 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     """
     stated = {} if ledger.receipt is None else ledger.receipt.statements
     so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
-    held, values = so_far * MANTISSA_BITS, {}
+    held = so_far * MANTISSA_BITS
+    values: dict[str, Any] = {}
     if so_far < columns:
         values = {"binary": "all" if held >= columns else held}
     yield NOTES.note(
