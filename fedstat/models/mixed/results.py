@@ -104,6 +104,11 @@ NOTES = Catalogue(
 )
 
 
+ERRORS_OF = {"model": "of the model", "robust": "robust, by groups"}
+TESTS_OF = {"model": "t, Satterthwaite's df", "robust": "t, effective groups - 1"}
+"""Standard errors and tests by `cov_type`, as the summary names them."""
+
+
 def format_p(p: float) -> str:
     """Write a p-value for a text."""
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
@@ -924,8 +929,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         ("REML Log-Lik.", "", lambda result: two_digits(result.llf) if result.reml else ""),
         ("Log-Likelihood", "", lambda result: "" if result.reml else two_digits(result.llf)),
         ("AIC", "aic", two_digits),
-        ("Std. Errors", "cov_type", {"model": "of the model", "robust": "robust, by groups"}.get),
-        ("Tests", "cov_type", {"model": "t, Satterthwaite's df", "robust": "t, effective groups - 1"}.get),
+        ("Std. Errors", "cov_type", lambda kind: ERRORS_OF.get(kind, "")),
+        ("Tests", "cov_type", lambda kind: TESTS_OF.get(kind, "")),
         ("Converged", "converged", yes_or_no),
     )
 

@@ -121,22 +121,27 @@ def test_the_coordinator_is_killed(federation, expected, tmp_path, answers):
     assert partition.engine._journal.taken_up >= answers
 
 
-def in_the_middle(partition, turn: int, what, patience: float | None = None) -> None:
+def in_the_middle(partition, turn: int, what, patience: float | None = None, first: bool = False) -> None:
     """Run the analysis, and do something before B receives its `turn`-th request; wait less for B after it.
 
-    The other sites keep their time limit: on a busy machine their answers take longer.
+    The other sites keep their time limit: on a busy machine their answers take longer. If it is done `first`,
+    they receive their requests of this round later, too.
     """
     transport, requested = partition.engine._sites["B"].transport, itertools.count(1)
+    others, done = {name: itertools.count(1) for name in SITES if name != "B"}, threading.Event()
     hasty = copy(transport)
     hasty.timeout = transport.timeout if patience is None else patience
 
     class Watched:
         def send(self, site, request):
             if site != "B":
+                if next(others[site]) == turn and first:
+                    assert done.wait(600)
                 return transport.send(site, request)
             number = next(requested)
             if number == turn:
                 what()
+                done.set()
             return (transport if number < turn else hasty).send(site, request)
 
     for name in SITES:
@@ -165,7 +170,7 @@ def test_the_folder_is_out_of_reach(federation, expected, tmp_path):
     journal, exchange = tmp_path / "journal", federation.study / "exchange"
     away = exchange.with_name("away")
     with pytest.raises(EngineError, match=r"cannot be written .No such file.*reconnect the share"):
-        in_the_middle(federation.connect(journal), 12, lambda: exchange.rename(away))
+        in_the_middle(federation.connect(journal), 12, lambda: exchange.rename(away), first=True)
     assert not exchange.exists()
     away.rename(exchange)
     federation.assert_same(analysis(federation.connect(journal)), expected)

@@ -16,6 +16,7 @@ from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
+from fedstat.inference.notes import Remedy
 from fedstat.models.horizontal.clusters import FEW, FEW_UNCORRECTED, Clustering, own_inverse
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -232,7 +233,7 @@ def test_the_effective_number_decides_on_the_alarm(correction, few):
 
     def alarms(*effective):
         found = Clustering("ward", 40, np.array(effective), correction)
-        return [(note.severity, str(note)) for note in found.notes(names, terms, "remedy()")]
+        return [(note.severity, str(note)) for note in found.notes(names, terms, Remedy("remedy()"))]
 
     assert not alarms(1.0, few, 40.0)  # the intercept alone is no alarm
     ((severity, text),) = alarms(40.0, few - 0.01, 40.0)

@@ -361,5 +361,5 @@ def test_errors_of_a_diverging_loading_are_withheld(by_kind):
         found = {one.key[2]: np.isnan(one.cov).all() for one in statements_of(changed)}
         assert found == {name: withheld and name == "b1" for name in found}
         assert wald_tests(changed).loc[("B", "B", "b1"), "statistic"].item() > 0.0 or withheld
-        noted = [note.text for note in notes(changed) if note.kind == "diverging_loading"]
+        noted = [str(note) for note in notes(changed) if note.kind == "diverging_loading"]
         assert bool(noted) == withheld and all("'b1' at 'B'" in text for text in noted)

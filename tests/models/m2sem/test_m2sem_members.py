@@ -85,7 +85,7 @@ def test_a_poor_model_of_the_means_is_reported(mixed):
     shifted[1, 0] = held.profiles[1, 0] + 0.5 * held.units[4]  # half a deviation of the first column
     wrong = replace(record, sites={**record.sites, "B": replace(held, members=shifted)})
     (note,) = [note for note in M2SEMResults(wrong)._summary_notes() if note.kind == "mean_residual"]
-    assert "means of cluster 2: for 'b0' at 'B'" in note.text and "(0.50 standard deviations)" in note.text
+    assert "means of cluster 2: for 'b0' at 'B'" in str(note) and "(0.50 standard deviations)" in str(note)
 
 
 def test_starts_are_counted():

@@ -316,4 +316,4 @@ def test_the_offset_is_a_value_per_entity_and_effects_know_of_it(tmp_path):
         with pytest.raises(NotAvailableError, match="value of the offset"):
             one.get_margeff("mean", columns=True)
     assert "open_offset" in set(fit.ledger.to_frame()["step"])
-    assert any("The coordinator received the offset" in note.text for note in fit._record.notes)
+    assert any("The coordinator received the offset" in str(note) for note in fit._record.notes)

@@ -90,7 +90,7 @@ def test_a_path_whose_proposals_were_far_off_says_so():
     default, exact = model.fit(), model.fit(path="exact")
     assert default.path["bic"].min() == default.path.loc[default.lam, "bic"] > exact.path["bic"].min() + 10.0
     (note,) = [note for note in default._record.notes if note.kind == "proposed"]
-    assert note.severity == "warning" and "Another lambda may have a smaller criterion" in note.text
+    assert note.severity == "warning" and "Another lambda may have a smaller criterion" in str(note)
     # One fit at several lambdas has one number.
     numbers = exact.path["fit"].to_numpy()
     for _, rows in exact.path_params.groupby(numbers):
@@ -166,7 +166,7 @@ def test_no_lambda_is_solved_if_rows_could_then_be_solved_for():
     partition = fs.ClientPartition.from_frames(dict(zip("ABCD", blocks, strict=True)), on="id")
     model = fs.VerticalGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), penalty="scad")
     result = model.fit()
-    notes = {note.kind: note.text for note in result._record.notes}
+    notes = {note.kind: str(note) for note in result._record.notes}
     assert "No further lambda was solved" in notes["proposed"]
     assert not any("as many equations as unknowns" in text for text in notes.values())
     assert result.path.loc[result.lam, "status"] == "solved"

@@ -62,4 +62,4 @@ def test_the_default_path_agrees_with_the_exact_one_or_warns(shared_data, read, 
     # The exact path has a fit that is 2.6 better, at a lambda that the default path does not solve.
     assert 0.0 < default.path["bic"].min() - exact.path["bic"].min() < 5.0
     (note,) = [note for note in default._record.notes if note.kind == "proposed"]
-    assert note.severity == "warning" and "Another lambda may have a smaller criterion" in note.text
+    assert note.severity == "warning" and "Another lambda may have a smaller criterion" in str(note)
