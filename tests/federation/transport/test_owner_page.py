@@ -208,8 +208,8 @@ def test_a_plan_without_end_is_listed_by_its_beginning_and_shown_whole_where_it_
 def test_days_of_a_certificate_are_shown_before_it_expires(tmp_path):
     folder = tmp_path / "north"
     given = ["--name", "north", "--data", str(tmp_path / "records.csv"), "--transport", "flare"]
-    assert main(["site", "init", str(folder), *given]) == 0
     RECORDS.to_csv(tmp_path / "records.csv", index=False)
+    assert main(["site", "init", str(folder), *given]) == 0
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     now = datetime.now(UTC)
     certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(12.5))
