@@ -38,7 +38,8 @@ def close(federation):
 def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsys):
     """A file with identifiers, dates, a rare level and booleans, by three owners without a wrong turn."""
     monkeypatch.chdir(tmp_path)
-    frames = {name: patients(seed) for seed, name in enumerate(("North", "South", "East"))}
+    names = ("North", "South", "East")
+    frames = {name: patients(seed).assign(patient=lambda t: t.index // 2) for seed, name in enumerate(names)}
     make_federation(tmp_path, frames, policy=Policy.strict())
     for name in frames:
         toml = tmp_path / name / "site.toml"
