@@ -104,7 +104,7 @@ class PageServer(ThreadingHTTPServer):
         self.root = f"/{secrets.token_hex(16)}/"
         self._token: str | None = secrets.token_hex(32)
         self._key = secrets.token_bytes(32)
-        self._entering = threading.Lock()
+        self._entering, self._counting, self._connections = threading.Lock(), threading.Lock(), 0
         self.entered: Callable[[], None] = lambda: None
         try:
             super().__init__((LOOPBACK, port), PageHandler)
@@ -142,11 +142,22 @@ class PageServer(ThreadingHTTPServer):
         return hmac.digest(self._key, encode_parts("decision", digest, word), "sha256").hex()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Accept a connection, unless there are too many."""
-        if threading.active_count() > MOST_THREADS:
+        """Accept a connection, unless this server has too many; other threads of the process do not count."""
+        with self._counting:
+            is_full = self._connections >= MOST_THREADS
+            self._connections += not is_full
+        if is_full:
             self.shutdown_request(request)
         else:
             super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection, and make room for another."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._counting:
+                self._connections -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore broken connections; print other errors on the owner's terminal."""

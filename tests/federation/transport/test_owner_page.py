@@ -6,7 +6,9 @@ import getpass
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from forked import Forked
 from markupsafe import escape as escape_text
-from operating import main
+from operating import main, until_true
 from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
 
 from fedstat.errors import MessageError, SecurityError
@@ -29,6 +31,7 @@ from fedstat.federation.message import Request, pack_request
 from fedstat.federation.transport.flare.provision import FLARE, KIT
 from fedstat.federation.transport.site_folder import open_site, refusal_log
 from fedstat.operator.page import rendering
+from fedstat.operator.page.server import MOST_THREADS
 from fedstat.operator.service import owner_view
 
 PAGES = ("", "plans", "ledger", "ledger/1", "exposure", "refusals", "policy", "check")
@@ -254,3 +257,29 @@ def test_without_jinja2_the_command_names_the_extra(tmp_path, capsys, monkeypatc
     finally:
         rendering.environment.cache_clear()
     assert "pip install 'fedstat[site]'" in capsys.readouterr().err
+
+
+def test_connections_are_limited_and_other_threads_of_the_process_do_not_count(folder):
+    stop = threading.Event()
+    others = [threading.Thread(target=stop.wait, daemon=True) for _ in range(MOST_THREADS + 1)]
+    for thread in others:
+        thread.start()
+    try:
+        with owner_of(folder) as owner:
+            server = owner.server
+            until_true(lambda: server._connections == 0)
+            place = "127.0.0.1", server.server_port
+            held = [socket.create_connection(place) for _ in range(MOST_THREADS - 1)]
+            until_true(lambda: server._connections == MOST_THREADS - 1)
+            assert owner.get("").status == 200
+            until_true(lambda: server._connections == MOST_THREADS - 1)
+            held.append(socket.create_connection(place))
+            until_true(lambda: server._connections == MOST_THREADS)
+            with pytest.raises(OSError):
+                owner.get("")
+            for connection in held:
+                connection.close()
+            until_true(lambda: server._connections == 0)
+            assert owner.get("").status == 200
+    finally:
+        stop.set()
