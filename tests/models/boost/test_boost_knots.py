@@ -77,6 +77,7 @@ def test_the_tests_of_a_number_are_f_tests_of_added_columns():
     assert found.loc[("bsignal(x1)", "s"), ["df", "df_resid"]].tolist() == [K - k, len(y) - K]
 
 
+@pytest.mark.slow
 def test_rough_effects_are_found_and_smooth_ones_are_not():
     rough, along, smooth = (study(400, range(2), name) for name in ("rough", "rough along t", "smooth"))
     assert rough[:, -1].all() and along[:, -1].all() and not smooth[:, -1].any()

@@ -40,6 +40,7 @@ def test_the_step_is_from_the_estimate_of_the_moments(tested, tmp_path):
     assert fs.load(tmp_path / "fit.fed").copula_test.equals(table)
 
 
+@pytest.mark.slow
 def test_moves_of_the_simulation_have_the_deviations_of_the_test():
     """The size of the test over tables that follow the copula, by deviations of the statistics."""
     found = [

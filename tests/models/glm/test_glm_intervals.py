@@ -66,6 +66,7 @@ def test_intervals_of_responses_are_quantiles_of_draws(response):
         assert (found[["conf_low", "conf_high"]] % 1.0 == 0.0).all(axis=None)
 
 
+@pytest.mark.slow
 def test_intervals_of_new_counts_cover():
     result, new = fitted("many", families.Poisson(), rows(100)), rows(20_000, seed=2)
     limits = result.predict(new, interval="prediction")

@@ -63,6 +63,7 @@ def impute_rows(X, y, law, rng):
     return rows.T @ rows
 
 
+@pytest.mark.slow
 def test_sums_have_the_distribution_of_sums_over_imputed_rows():
     X, y = table()
     sums = sums_of_table(X, y)

@@ -57,6 +57,7 @@ def test_with_nothing_missing_the_small_sample_is_that_of_least_squares():
     np.testing.assert_allclose(result.scale, least_squares.scale, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_bias_is_that_of_many_small_samples():
     # Two columns in three patterns, with so few entities that the bias exceeds the simulation error.
     design = Design((0, 1), (1.0, 1.0, 1.0), (0.4, 0.6), 0.0, n=120)

@@ -84,6 +84,7 @@ def test_nothing_is_requested_and_intervals_do_not_ignore_the_selection(fits):
     assert set(NAMES) <= shown
 
 
+@pytest.mark.slow
 def test_frequencies_agree_with_halves_of_the_rows():
     X, y = rows(seed=2)
     fit = fs.VFEMRegression.from_formula("y ~ .", partition_of(X, y)).fit()

@@ -409,6 +409,7 @@ def test_predictions_take_the_mean_of_a_block_that_is_missing():
 # ---- what it is good for -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_selection_errs_less_than_on_complete_cases():
     """Twenty-four samples; blocks are missing where the response is large."""
     errors, wrong = {"em": [], "complete": []}, {"em": [], "complete": []}

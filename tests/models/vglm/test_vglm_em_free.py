@@ -101,6 +101,7 @@ def draw(n=1_200, seed=2):
     return fs.ClientPartition.from_frames(frames, on="id")
 
 
+@pytest.mark.slow
 def test_blocks_that_correlate_bias_the_independent_model_alone():
     how = {"missing": "em", "penalty": "scad"}
     with pytest.warns(AssumptionWarning, match="between='free'"):

@@ -44,6 +44,7 @@ def test_the_normal_family_is_the_fit_of_pooled_rows():
     assert judge(b, truth)["rmse"] < 1.5 * judge(oracle(data, "normal"), truth)["rmse"]
 
 
+@pytest.mark.slow
 def test_one_step_finds_small_effects_that_the_lasso_leaves_out():
     data = fs.datasets.make_selection(1_000, "binomial", standardize=True, seed=[1_000, 1])
     truth, found = data.truth["coef"].to_numpy(), {}
