@@ -180,7 +180,7 @@ def warm_up(served: Iterable[str] | None = None) -> dict[str, float]:
     for family in FITS if served is None else [family for family in FITS if family in set(served)]:
         since = time.process_time()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the data are small, and nobody reads these fits
+            warnings.simplefilter("ignore")  # the data are small, and these fits are not read
             FITS[family]()
         seconds[family] = time.process_time() - since
     return seconds

@@ -118,9 +118,6 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Evaluation of predictions: accuracy, discrimination and calibration, from sums and counts in bins.
-
-# ----------------------------------------------------------------------------------------------------
 # Accuracy of predicted means for a numerical response, from sums over rows.
 
 TINY = 1e-12

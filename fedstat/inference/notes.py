@@ -139,7 +139,7 @@ def _plain(value: Any) -> str | int | float:
 
 
 def above_table(notes: Iterable[Note]) -> list[Note]:
-    """Return the notes that stand above the table of a summary, and above all that is made of the result.
+    """Return the notes that are printed above the tables of a result, and of all that is made of it.
 
     These are the critical ones, and no others: the severity of a note is the only rule.
     """

@@ -164,15 +164,15 @@ class Report:
 
 
 def critical_notes(result: object) -> list[Note]:
-    """Return the notes that stand above the summary of a result; none of a result of another package."""
+    """Return the notes that are printed above the summary of a result; none for other packages' results."""
     return above_table(result._ordered_notes()) if isinstance(result, Report) else []
 
 
 class DerivedReport(Report):
     """Base of results that are made of other results, such as effects of a fit.
 
-    Critical notes on the `sources` stand above the summary as well. Constructors take `sources` without a
-    default, so that no member can leave them out. Sources of other packages have no notes.
+    Critical notes on the `sources` are printed above the summary as well. Constructors take `sources` without
+    a default, so that no member can leave them out. Sources of other packages have no notes.
     """
 
     def __init__(self, sources: Iterable[object]) -> None:

@@ -141,7 +141,7 @@ def _require_file(data: Path) -> None:
 
 
 def write_text_format(folder: Path) -> None:
-    """Write how the site's text file is written into site.toml, where it lacks this, and tell the owner."""
+    """Write the form of the site's text file into site.toml if it is not there, and print it."""
     source, file = read_description(folder).source, Path(read_description(folder).source.path)
     if source.kind != TEXT or not file.is_file():
         return

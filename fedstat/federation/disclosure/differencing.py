@@ -3,7 +3,7 @@
 Every fit releases sums of products of its columns. Where the product of two columns is nonzero in one row
 alone, its sum is the value of that row. The columns need not be in one design: the sum of z over the rows
 with a = 1 less the sum of z over those with a = b = 1 is the value of the row with a = 1 and b = 0, if there
-is one such row. What two fits reveal together are combinations of the columns of both. So the history keeps
+is one such row. Two fits together reveal combinations of the columns of both. So the history keeps
 an orthonormal basis of all released columns, and no combination of them may be zero in all but a few rows.
 
 The history has columns, and not all of their products. The products of two indicators are counts; those of

@@ -260,9 +260,6 @@ def coded_names(agreement: RowsSchema) -> NamedColumns:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Synthetic vertical designs: drawn blocks of the agreed columns.
-
-# ----------------------------------------------------------------------------------------------------
 # Sites that hold different columns, with synthetic blocks of the agreed design.
 
 

@@ -67,7 +67,7 @@ class PublishedColumn:
     """The public description of a column: a "number", a "category", a "curve" or a "group".
 
     A group is a label, such as that of a patient with several records. Its labels are not listed, and models
-    only use it to tell groups apart: ``(1 | patient)``, ``cluster(patient)``.
+    only use it to distinguish groups: ``(1 | patient)``, ``cluster(patient)``.
 
     All numbers are in `range`; without it, no logarithm, root or spline of the column is available. `levels`
     are those of a category, in the order of the model, or the codes of a number, for ``C(x)``. `knots`,

@@ -38,7 +38,7 @@ PANDAS_OPTIONS = {"separator": "sep", "skip_lines": "skiprows", "encoding": "enc
 MARKS = {".": "points", ",": "commas", "'": "apostrophes", " ": "blanks"}
 """Marks in numbers, by their names."""
 SPELLINGS = {" ": " \u00a0\u202f", "'": "'\u2019"}
-"""Characters that a mark between thousands stands for."""
+"""Characters that count as the same mark between thousands."""
 NUMBER_FORMS = (
     (".", ""), (",", ""), (",", "."), (".", ","), (",", " "), (".", " "), (".", "'"), (",", "'"),
 )  # fmt: skip

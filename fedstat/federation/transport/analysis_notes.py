@@ -94,7 +94,7 @@ def read_notes(folder: Path) -> list[AnalysisNote]:
 
 
 def waiting_notes(notes: Sequence[AnalysisNote]) -> list[AnalysisNote]:
-    """Return those of some notes, the latest first, of which a plan still waits; each plan once."""
+    """Return the notes with a plan that still waits, the latest first; each plan once."""
     found, answered = [], set[str]()
     for note in notes:
         is_open = {digest for digest, status in note.plans.items() if status == "pending"} - answered

@@ -58,8 +58,7 @@ from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
 # The owner's command that runs when a plan waits for approval, for example to send a message.
-
-# ----------------------------------------------------------------------------------------------------
+#
 # The command is a line of site.toml, and is run without a shell. Nothing of a plan is an argument or a
 # variable of the environment except its digest: names, formula and purpose come from elsewhere, and could
 # contain commands. They are in one line of JSON on standard input, without values of the data.
@@ -68,7 +67,6 @@ TIMEOUT = 60.0
 """Seconds after which the command is ended."""
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Variables that the command receives: others may hold the address of a database."""
-Notify = Callable[[str, AnalysisPlan], None]
 
 
 def split_command(command: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 A released sum over rows is t'1 with terms t, (n,). The sums of a sequence are the columns of T, (n, d). A
 combination c with T c zero outside of a set S of few rows reveals a sum over S. With values of many digits
-such c often exist by chance, but nobody can know them: they change with the values. A c that an attacker can
+such c often exist by chance, but cannot be known: they change with the values. A c that an attacker can
 know is the same for every table of the same discrete structure. So the columns of many values are drawn
 several times, T of all draws is stacked, and the block of S of the hat matrix then has an eigenvalue of one.
 """
@@ -21,7 +21,7 @@ MOST_CANDIDATES = 30
 
 
 class TooFewDrawsError(Exception):
-    """The sums have more dimensions than the draws can tell apart."""
+    """The sums have more dimensions than the draws can distinguish."""
 
 
 def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:

@@ -27,9 +27,6 @@ from fedstat.models.vertical.pattern_merging import LARGEST_SHARE, MergePlan, Pa
 from fedstat.typing import Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The exchange by missing pattern, and the patterns that later fits of a partition reuse.
-
-# ----------------------------------------------------------------------------------------------------
 # The exchange by missing pattern. All later computations happen at the coordinator.
 #
 # Patterns with few entities are never released. Their entities count as missing at a site that has them, or
@@ -325,9 +322,6 @@ def _entities(layout: Layout, partition: ClientPartition) -> Ints:
     """Return positions of the entities of a fit among those of the partition: (n,)."""
     return partition.rows[layout.active][layout.response_keep]
 
-
-# ----------------------------------------------------------------------------------------------------
-# Notes on merged patterns and dither, and a check whether linear predictors can be solved for.
 
 # ----------------------------------------------------------------------------------------------------
 # Notes on sums by missing pattern: what was merged, its cost, and how to avoid it.

@@ -20,9 +20,6 @@ from fedstat.models.vertical.newton import solve_information
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates for skewed columns by indirect inference with a simulated reference sample.
-
-# ----------------------------------------------------------------------------------------------------
 # Shape of a skewed column from one sum: that of a log-normal column with the same mean of z |z|.
 #
 # The mean of z |z| of a standardized column is zero if it is symmetric. For a log-normal column, exp(s Z)

@@ -26,9 +26,6 @@ from fedstat.progress_line import ProgressLine
 from fedstat.typing import Array, Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Requests to the steps of VFEM, and declarations and safe sums of their releases.
-
-# ----------------------------------------------------------------------------------------------------
 # The name of this family, and requests to its steps.
 
 FAMILY = "vfem"
@@ -90,9 +87,6 @@ def safe_weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) ->
     """Return sums of w u over all rows, and over the rows of each group: (1 + K, p); see above."""
     return np.array([column_sums(U, w) for w in safe_weights(weights, groups, least)])
 
-
-# ----------------------------------------------------------------------------------------------------
-# Options, state, progress and estimates of the iterations of VFEM.
 
 # ----------------------------------------------------------------------------------------------------
 # Options of the iterative exchange.
