@@ -18,7 +18,7 @@ from fedstat.models.m2sem.request import ModalityRequest
 from fedstat.typing import Bools, Floats
 
 PATH_STEPS = 6
-FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 80, 8, 2, 0.02
+FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 8, 2, 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +83,7 @@ def fit_mixture(
         if plan.half_samples and path.met:
             frequencies = yield from selection.select_in_halves(exchange, path, plan.half_samples, kept=[one])
         judged = path.table()
-    yield from exchange.ascend([one], plan.local_steps, FINAL_ROUNDS)
+    yield from exchange.ascend([one], plan.local_steps, max(exchange.left - FINE_ROUNDS - 2, 0))
     # Without factors there are no nodes.
     fine = plan.factors > 0 and any(not m.continuous for some in modalities.values() for m in some)
     coarse = 0.0
