@@ -13,6 +13,7 @@ FOUNDATION = ("errors", "typing", "codec", "docstrings", "spline_names", "plotti
 FEDERATION = (
     "message",
     "files",
+    "state_formats",
     "crypto",
     "tables",
     "audit",

@@ -185,7 +185,7 @@ def _site_ledger(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
         return None, f"'{folder / LEDGER_FILENAME}' is absent"
     try:
         return read_ledger(folder, site, load_identity(folder).public), ""
-    except SecurityError as error:
+    except (SecurityError, EngineError) as error:
         return None, str(error)
 
 
@@ -266,7 +266,7 @@ def describe_budget(folder: Path, site: str) -> dict[str, str]:
         return {}
     try:
         site_ledger = read_ledger(folder, site, load_identity(folder).public)
-    except SecurityError:
+    except (SecurityError, EngineError):
         return {"privacy budget": f"not known, see fedstat site check {shell_path(folder)}"}
     return {"privacy budget": str(read_budget_spent(policy, site_ledger))}
 

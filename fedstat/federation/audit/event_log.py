@@ -667,6 +667,7 @@ class SiteLedger:
         self.as_of = ""
         self.losses: list[tuple[str, str]] = []
         self.recalled: dict[str, Array] = {}
+        self.is_earlier = False  # the file has the format of an earlier version
         self.kept: dict[str, dict[str, dict[str, Array]]] = {}
         self._chains: dict[str, SessionChain] = {}
         self._present = ""

@@ -36,6 +36,7 @@ from fedstat.federation.files import (
     write_atomic,
     write_private,
 )
+from fedstat.federation.state_formats import LEDGER, NUMBER, WRITER
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -71,6 +72,7 @@ LINES: Mapping[str, Mapping[str, type]] = {
     "begun": {"begun": int, "secret": str},
     "disputed": {"disputed": str},
     "lost": {"lost": int, "reason": str, "aside": str},
+    NUMBER: {NUMBER: int, WRITER: str},
 }
 """Fields of every kind of line, by the field that only this kind has.
 
@@ -84,7 +86,7 @@ about a plan. ``charged``: a charge to the privacy budget. ``kept``: a noisy arr
 repetitions of its request. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none),
 and their number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the
 ledger does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when
-and why, and where its files are.
+and why, and where its files are. ``format``: the format of the following lines, and who wrote them.
 """
 
 
@@ -92,7 +94,7 @@ and why, and where its files are.
 class LedgerReading:
     """The content of a ledger's lines so far; `heads` are the signed ones, by number of lines.
 
-    `answered` and `rows` are those of the latest line ``answered``.
+    `answered` and `rows` are those of the latest line ``answered``, `number` is the number of the format.
     """
 
     site: str
@@ -104,6 +106,7 @@ class LedgerReading:
     lost: tuple[int, ...] = ()
     answered: str = ""
     rows: int = 0
+    number: int = 0
     heads: dict[int, SignedCheckpoint] = field(default_factory=dict)
     _chains: dict[int, event_log.SessionChain] = field(default_factory=dict)
 
@@ -116,7 +119,7 @@ class LedgerReading:
         return self.heads[self.lines]
 
     def take(self, text: bytes) -> None:
-        """Read one line; some error is raised if it is not part of a ledger."""
+        """Read one line; some error is raised if it is not part of a ledger, EngineError if it is too new."""
         line = json.loads(text)
         signed, head = line.pop("signed", None), None
         self.digest, self.lines = (
@@ -126,6 +129,8 @@ class LedgerReading:
         kind = next(kind for kind in LINES if kind in line)
         if kind == "entry":
             head = line.pop("head", None)
+        if kind == NUMBER:  # before its fields are checked: a later version may have more of them
+            self.number = LEDGER.read(line, f"'{LEDGER_FILENAME}', line {self.lines}")
         if {name: type(value) for name, value in line.items()} != LINES[kind]:
             raise TypeError(kind)
         if any(type(value) is int and value < 0 for value in line.values()):
@@ -203,7 +208,8 @@ def complete_lines(content: bytes) -> list[bytes]:
 def read_lines(folder: Path, site: str, keys: PublicIdentity, secret: bytes) -> LedgerReading:
     """Read a ledger, and check every line against chain and signatures.
 
-    SecurityError names a line that is not what was written, or was written under other keys.
+    SecurityError names a line that is not what was written, or was written under other keys. EngineError if a
+    later version wrote it.
     """
     reading, path = LedgerReading(site, keys, secret), folder / LEDGER_FILENAME
     with open_regular(path) as file:
@@ -419,7 +425,8 @@ def begin_ledger_file(folder: Path, identity: Identity) -> LedgerFile:
         write_private(folder / SECRET_FILENAME, secrets.token_bytes(SECRET_BYTES))
     store, secret = LedgerFile(folder), _secret(folder)
     store.go_on(identity, LedgerReading("", identity.public, secret))
-    store.append([{"begun": time.time_ns(), "secret": hashlib.sha256(secret).hexdigest()}])
+    begun = {"begun": time.time_ns(), "secret": hashlib.sha256(secret).hexdigest()}
+    store.append([begun, LEDGER.stamp()])
     return store
 
 
@@ -432,7 +439,8 @@ def open_ledger(
 ) -> event_log.SiteLedger:
     """Open a site's ledger, and continue it.
 
-    EngineError if another process runs the site. SecurityError if the ledger is incomplete, was written under
+    EngineError if another process runs the site, or a later version wrote the ledger or the release history.
+    SecurityError if the ledger is incomplete, was written under
     other keys, or has replies over rows that cannot be recognized among the present ones (`fits`).
     """
     store, reading = open_ledger_file(folder, site, identity, patience)
@@ -445,7 +453,10 @@ def open_ledger(
     except SecurityError as error:
         store.close()
         raise SecurityError(f"{error}. {recovery_hint(store.folder)}") from error
-    site_ledger.store = store
+    except EngineError:
+        store.close()
+        raise
+    site_ledger.store, site_ledger.is_earlier = store, reading.number < LEDGER.number
     return site_ledger
 
 
@@ -457,7 +468,7 @@ def open_ledger_file(
     try:
         _drop_unsigned_lines(store.path)
         reading = _read_checked(store.folder, site, identity.public)
-    except SecurityError:
+    except (SecurityError, EngineError):
         store.close()
         raise
     store.go_on(identity, reading)
@@ -552,6 +563,13 @@ def _secret(folder: Path) -> bytes:
     if len(content) != SECRET_BYTES:
         raise SecurityError(f"'{path}' does not hold {SECRET_BYTES} bytes. {recovery_hint(folder)}")
     return content
+
+
+def mark_upgrade(site_ledger: event_log.SiteLedger) -> None:
+    """Write into a ledger of an earlier version that the following lines have the present format."""
+    if site_ledger.store is not None and site_ledger.is_earlier:
+        site_ledger.store.append([LEDGER.stamp()])
+        site_ledger.is_earlier = False
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -15,20 +15,24 @@ divisions and not with the number of releases: 10,000 unions of 60 patterns are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import qr
 
+from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
+from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
     MARK_BYTES,
+    AlignedTable,
     MarkForm,
     order_of,
     places_of,
     recognize_rows,
     row_fingerprints,
+    unlabeled,
 )
 from fedstat.federation.tables.sql_table import utc_timestamp
 from fedstat.federation.tables.table import Table, read_at
@@ -229,7 +233,7 @@ class ReleaseHistory:
     (k, 16) those of rows that it had earlier. `changed` is the time since which the table has other records
     than those of earlier releases, empty if it has the same; `changes` counts the records that were
     corrected, added and removed at the last reading. `is_new` means that the stored history is an earlier
-    one.
+    one, `is_converted` that it has the format of an earlier version.
     """
 
     released: ReleasedGroups | None = None
@@ -239,16 +243,18 @@ class ReleaseHistory:
     changed: str = ""
     changes: tuple[int, int, int] = (0, 0, 0)
     is_new: bool = False
+    is_converted: bool = False
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:
         """Restore the result of :meth:`to_arrays`, for a table that may have other rows since.
 
-        ValueError if the arrays do not belong together.
+        ValueError if the arrays do not belong together, EngineError if a later version wrote them.
         """
+        arrays, is_converted = convert_history(arrays, table)
         released, known = ReleasedGroups.from_arrays(arrays), arrays.get("marks")
         if known is None:
-            return cls(released, order=order_of(table))
+            return cls(released, order=order_of(table), is_new=is_converted, is_converted=is_converted)
         if known.shape != (len(released.cells), MARK_BYTES):
             raise ValueError("the release history is not complete")
         present, form = MarkForm.of(table), MarkForm.of(table)
@@ -260,7 +266,7 @@ class ReleaseHistory:
         released, gone = released.carried(places)
         # the rows that were there at the last reading come first
         lately = gone[gone < int(arrays.get("held", np.array(len(known))))]
-        found = cls(released, known[gone], marks, order_of(table))
+        found = cls(released, known[gone], marks, order_of(table), is_converted=is_converted)
         found.changed = arrays["changed"].tobytes().decode() if "changed" in arrays else ""
         if len(lately) or (places < 0).any():
             found.changed = read_at(table) or utc_timestamp()
@@ -272,7 +278,7 @@ class ReleaseHistory:
         found.released = found._with_persons(released, present.by_key)
         # Stored at once: the next comparison is then with these records, in the form of their marks. Without
         # a key, added records that were not released yet may go again.
-        found.is_new = present.by_key and (not same or found.changes != (0, 0, 0))
+        found.is_new = is_converted or (present.by_key and (not same or found.changes != (0, 0, 0)))
         return found
 
     def _with_persons(self, released: ReleasedGroups, by_key: bool) -> ReleasedGroups:
@@ -289,6 +295,7 @@ class ReleaseHistory:
         if self.marks is None:
             self.marks = row_fingerprints(table, secret)
         return self.released.to_arrays() | {
+            **HISTORY.stamp_arrays(),
             "marks": np.concatenate([self.marks, self.gone]),
             "held": np.array(len(self.marks)),
             "form": MarkForm.of(table).to_array(),
@@ -306,6 +313,29 @@ class ReleaseHistory:
             self.marks, self.gone = marks, known[gone]
             self.released = self._with_persons(released, MarkForm.of(table).by_key)
         self.marks, self.order = marks, order_of(table)
+
+
+def _name_mark_form(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 0: where the form of the marks is missing, they are of complete records without their key."""
+    if "marks" in arrays and "form" not in arrays:
+        form = replace(MarkForm.of(table), by_key=isinstance(unlabeled(table), AlignedTable))
+        arrays["form"] = form.to_array()
+    return arrays
+
+
+CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {0: _name_mark_form}
+"""How the arrays of each earlier format become those of the next one, for the present table."""
+
+
+def convert_history(arrays: Mapping[str, Array], table: Table) -> tuple[dict[str, Array], bool]:
+    """Return stored arrays in the present format, and whether they had an earlier one.
+
+    EngineError if a later version wrote them.
+    """
+    arrays, number = dict(arrays), HISTORY.read_arrays(arrays, ANSWERED_FILENAME)
+    for earlier in range(number, HISTORY.number):
+        arrays = CONVERSIONS[earlier](arrays, table)
+    return arrays, number < HISTORY.number
 
 
 def _key_marks(marks: Array) -> Array:

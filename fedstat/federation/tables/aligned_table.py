@@ -186,7 +186,7 @@ class MarkForm:
     @classmethod
     def of(cls, table: Table) -> MarkForm:
         """Return the form of the marks of a table."""
-        table = _unlabeled(table)
+        table = unlabeled(table)
         return cls(tuple(table.columns), row_keys(table) is not None)
 
     def to_array(self) -> Array:
@@ -203,14 +203,14 @@ class MarkForm:
 
     def lacking(self, table: Table) -> list[str]:
         """Return the columns that a table no longer has; those of its key count as there."""
-        held = {*_unlabeled(table).columns, *_key_columns(table)}
+        held = {*unlabeled(table).columns, *_key_columns(table)}
         return [name for name in self.columns if name not in held]
 
 
 def row_fingerprints(table: Table, secret: bytes, form: MarkForm | None = None) -> Array:
     """Mark every row: (n_rows, 16) bytes; in another form to compare them with marks of that form."""
     # The labels of a table are not part of its records.
-    table = _unlabeled(table)
+    table = unlabeled(table)
     form = MarkForm.of(table) if form is None else form
     keys = row_keys(table) if form.by_key else None
     rows = _rows(_with_key_columns(table, form.columns), form.columns)
@@ -237,7 +237,7 @@ def recognize_rows(known: Array, form: MarkForm, table: Table, secret: bytes) ->
 
 def row_keys(table: Table) -> Array | None:
     """Return digests of the keys of the rows, (n_rows,) or (n_rows, w); None if records have no key."""
-    table = _unlabeled(table)
+    table = unlabeled(table)
     if isinstance(table, AlignedTable):
         return table.entities
     if isinstance(table, SqlTable):
@@ -249,13 +249,14 @@ def row_keys(table: Table) -> Array | None:
     return np.concatenate([np.zeros(0, dtype=np.uint64), *map(hash_keys, chunks)])
 
 
-def _unlabeled(table: Table) -> Table:
+def unlabeled(table: Table) -> Table:
+    """Return the records of a table without the column of its site."""
     return table.table if isinstance(table, LabeledTable) else table
 
 
 def _key_columns(table: Table) -> list[str]:
     """Return the columns of the key that are not columns for models."""
-    table = _unlabeled(table)
+    table = unlabeled(table)
     table = table.table if isinstance(table, CurveTable) else table
     if isinstance(table, FrameTable):
         return [] if table.key_columns is None else list(table.key_columns.columns)
@@ -287,7 +288,7 @@ def _digests(rows: Array, secret: bytes) -> Array:
 
 def content_fingerprint(table: Table, secret: bytes) -> bytes:
     """Keyed digest of all that a table holds, whatever the order of its rows."""
-    table = _unlabeled(table)
+    table = unlabeled(table)
     rows = _rows(table)
     whose = table.entities if isinstance(table, AlignedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
     reported = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
@@ -299,7 +300,7 @@ def content_fingerprint(table: Table, secret: bytes) -> bytes:
 
 def order_fingerprint(table: Table) -> bytes:
     """Digest of all that a table holds in the order of its rows, to compare it with what it was."""
-    table = _unlabeled(table)
+    table = unlabeled(table)
     digest = hashlib.blake2b(repr((table.columns, table.n_rows, order_of(table))).encode())
     for chunk in table.chunks(table.columns) if table.columns else ():
         digest.update(_hashed(chunk).tobytes())

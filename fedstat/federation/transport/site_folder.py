@@ -22,8 +22,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedstat.codec import from_json, from_plain, to_json
+from fedstat.codec import from_plain
 from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.federation import state_formats
 from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
@@ -34,13 +35,13 @@ from fedstat.federation.disclosure.approval import (
     Study,
     check_study_names,
     complete_digest,
-    read_plan,
 )
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.release_history import ReleaseHistory, convert_history
 from fedstat.federation.disclosure.site import Site, load_families
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.files import is_open_to_others, read_private, write_atomic
+from fedstat.federation.message import VERSION
 from fedstat.federation.tables.aligned_table import (
     ALIGNMENT,
     AlignedTable,
@@ -167,7 +168,7 @@ class PlanFolder:
 
     def keep(self, digest: str, plan: AnalysisPlan) -> None:
         """Store a plan that waits for a decision."""
-        self._write(PENDING, f"{digest}{PLAN}", to_json(plan))
+        self._write(PENDING, f"{digest}{PLAN}", state_formats.PLAN.write_record(plan))
         self.notify(plan)
 
     def waiting(self) -> Mapping[str, AnalysisPlan]:
@@ -189,7 +190,8 @@ class PlanFolder:
         """Decide about a plan by the start of its digest, as the current user; the newest decision counts."""
         plan = self.find(digest)
         decision = PlanDecision(plan.digest, verdict, _whoever(), time.time_ns())
-        self._write(PENDING, f"{plan.digest}{DECISION}", to_json(SignedDecision.of(decision, identity)))
+        signed = state_formats.DECISION.write_record(SignedDecision.of(decision, identity))
+        self._write(PENDING, f"{plan.digest}{DECISION}", signed)
         return plan
 
     def decided(self) -> Iterator[PlanDecision]:
@@ -205,6 +207,14 @@ class PlanFolder:
             path.replace(self.folder / DECIDED / path.name)
         path.with_suffix(DECISION).unlink(missing_ok=True)
 
+    def unreadable(self) -> list[Path]:
+        """Return the open plans that an earlier version wrote in a form that cannot be read any more."""
+        return [
+            path
+            for path in self._plans(PENDING)
+            if self._plan(path) is None and state_formats.PLAN.is_earlier(path)
+        ]
+
     def _write(self, place: str, name: str, content: str) -> None:
         (self.folder / place).mkdir(mode=0o700, exist_ok=True)
         write_atomic(self.folder / place / name, content.encode())
@@ -215,7 +225,7 @@ class PlanFolder:
     def _plan(self, path: Path) -> AnalysisPlan | None:
         if path.stem not in self._read:
             try:
-                plan = read_plan(read_private(path, LONGEST), f"'{path}'")
+                plan = state_formats.PLAN.read_record(AnalysisPlan, read_private(path, LONGEST), f"'{path}'")
             except (FedstatError, OSError):
                 return None
             if plan.digest != path.stem:
@@ -225,7 +235,9 @@ class PlanFolder:
 
     def _decision(self, path: Path) -> PlanDecision | None:
         try:
-            signed = from_json(SignedDecision, read_private(path, LONGEST), f"'{path}'")
+            signed = state_formats.DECISION.read_record(
+                SignedDecision, read_private(path, LONGEST), f"'{path}'"
+            )
         except (FedstatError, OSError):
             return None
         return signed.decision if path.stem == signed.decision.plan and signed.is_of(self.keys) else None
@@ -263,6 +275,7 @@ def _whoever() -> str:
 #     ledger.jsonl    all releases; see :mod:`fedstat.federation.audit.ledger_file`
 #     sessions        encrypted state of sessions; see :mod:`fedstat.federation.transport.session_store`
 #     pending, decided  plans of analyses; see :mod:`fedstat.federation.transport.site_folder`
+#     before-upgrade-TIME  copies of the files that a newer version has converted
 #     alignment.npz   vertical layout: numbers of the entities; see
 # :mod:`fedstat.federation.tables.aligned_table`
 
@@ -281,6 +294,12 @@ PRIVATE = (
     DICTIONARY,
 )
 """Files that only the owner may read or write (mode 0600)."""
+STATE_FILES = (
+    ledger_file.LEDGER_FILENAME,
+    ledger_file.CHECKPOINT_FILENAME,
+    ledger_file.ANSWERED_FILENAME,
+)
+"""Files that an upgrade converts; a copy is kept."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
 SEED = re.compile(f"[0-9a-fA-F]{{{SEED_DIGITS}}}")
 """Pattern of a seed; one with fewer different digits was hardly drawn at random: 1 in 20 million is."""
@@ -490,6 +509,7 @@ def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Arra
     Rows with a key may come, go and change. Rows without a key are recognized by all their values: a missing
     one may have been changed.
     """
+    kept, _ = convert_history(kept, table)
     if "marks" not in kept:
         return ledger_file.row_count_problem(then, table.n_rows)
     form = MarkForm.from_array(kept["form"]) if "form" in kept else MarkForm.of(table)
@@ -623,6 +643,43 @@ def mode_problems(folder: str | Path) -> Iterator[str]:
         )
 
 
+UPGRADED = "before-upgrade"
+"""Beginning of the name of the folder that has copies of files before their conversion."""
+
+
+def upgrade_state(
+    site: Site, plans: PlanFolder, memory: ReleaseHistory, report: Callable[[str], None]
+) -> None:
+    """Convert the state of an earlier version, once; copies of its files are kept next to them.
+
+    The release history is written in its present format by :meth:`Site.remember`. A plan that cannot be read
+    any more is removed: its analyst proposes it again.
+    """
+    site_ledger, folder = site.site_ledger, plans.folder
+    unreadable = plans.unreadable()
+    if not (site_ledger.is_earlier or memory.is_converted or unreadable):
+        return
+    stamp = utc_text(time.time_ns()).replace(":", "").replace("-", "")
+    copies = folder / f"{UPGRADED}-{stamp}"
+    copies.mkdir(mode=0o700, exist_ok=True)
+    for name in (*STATE_FILES, *(str(path.relative_to(folder)) for path in unreadable)):
+        if (folder / name).exists():
+            write_atomic(copies / Path(name).name, (folder / name).read_bytes())
+    ledger_file.mark_upgrade(site_ledger)
+    for path in unreadable:
+        path.unlink()
+    waits = ""
+    if unreadable:
+        waits = (
+            f". Plans that waited for approval have another form now ({len(unreadable)} removed); their "
+            "analysts run the analyses again to propose them"
+        )
+    report(
+        f"the state of this site was written by an earlier version and is converted to that of fedstat "
+        f"{VERSION}; copies of the earlier files are in '{copies.name}'{waits}"
+    )
+
+
 def _notify(folder: Path, report: Callable[[str], None], plan: AnalysisPlan) -> None:
     """Run the owner's command for a new plan, as site.toml is now."""
     try:
@@ -648,6 +705,9 @@ def open_site(
     load_families()
     identity = load_identity(folder)
     table, policy = open_records(folder, description), read_site_policy(folder)
+    plans = PlanFolder(
+        description.name, Path(folder), identity.public, partial(_notify, Path(folder), report)
+    )
     site = Site(
         name=description.name,
         table=table,
@@ -660,14 +720,14 @@ def open_site(
         ),
         published=read_site_columns(folder, description.name, table),
         log=refusal_log(folder),
-        plans=PlanFolder(
-            description.name, Path(folder), identity.public, partial(_notify, Path(folder), report)
-        ),
+        plans=plans,
     )
     apply_trust(site, description)
     site.site_ledger.as_of = read_at(table)
+    memory = restore_row_groups(site.site_ledger, table, identity)
     if not trial:
+        upgrade_state(site, plans, memory, report)
         site.approvals.take_up()
     # rows behind earlier replies: their difference to a new reply could disclose single entities
-    site.remember(restore_row_groups(site.site_ledger, table, identity), store=not trial)
+    site.remember(memory, store=not trial)
     return site

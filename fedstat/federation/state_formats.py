@@ -1,0 +1,104 @@
+"""Numbers of the formats of a site's state files, so that an upgrade converts them or says what to do.
+
+Every file carries the number of its format and the version of fedstat that wrote it. Files from before these
+numbers have format 0. A reader converts each earlier format; it refuses a later one, whose meaning it cannot
+know. Raise a number here whenever an earlier version could not read what is written, and add the conversion
+next to the reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedstat.codec import from_plain, to_plain
+from fedstat.errors import EngineError, FedstatError, MessageError
+from fedstat.federation.message import VERSION
+from fedstat.typing import Array
+
+T = TypeVar("T")
+NUMBER, WRITER = "format", "written_by"
+"""Names of the two entries in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """The format of one kind of state file: what an owner calls the file, and the number that is written."""
+
+    what: str
+    number: int
+
+    def check(self, number: object, writer: object, where: str) -> int:
+        """Return the number that a file has; EngineError if it is later than this one."""
+        if type(number) is not int or number < 0:
+            raise EngineError(f"{where}: the {self.what} has no valid number of its format; restore the file")
+        if number > self.number:
+            version = str(writer)[:20] if writer else "a later version"
+            raise EngineError(
+                f"{where}: this {self.what} was written by fedstat {version} (format {number}). Here runs "
+                f"{VERSION}, which reads formats up to {self.number}. Install fedstat {version} or later; "
+                "nothing was changed, and no records need to be declared lost"
+            )
+        return number
+
+    def stamp(self) -> dict[str, Any]:
+        """Return the entries of a file that name its format."""
+        return {NUMBER: self.number, WRITER: VERSION}
+
+    def read(self, content: Mapping[str, Any], where: str) -> int:
+        """Return the number of a file's format, 0 without one; EngineError if it is later than this one."""
+        return self.check(content.get(NUMBER, 0), content.get(WRITER, ""), where)
+
+    def stamp_arrays(self) -> dict[str, Array]:
+        """Return the array of a file of arrays that names its format."""
+        return {NUMBER: np.frombuffer(json.dumps(self.stamp()).encode(), dtype=np.uint8)}
+
+    def read_arrays(self, arrays: Mapping[str, Array], where: str) -> int:
+        """Return the number of the format of a file of arrays; see :meth:`read`."""
+        if NUMBER not in arrays:
+            return 0
+        try:
+            content = json.loads(arrays[NUMBER].tobytes())
+        except ValueError:
+            content = {NUMBER: None}
+        return self.read(content, where)
+
+    def is_earlier(self, path: Path) -> bool:
+        """Whether a JSON file has the form of an earlier version; False for a file that is not JSON."""
+        try:
+            content = json.loads(path.read_bytes())
+            return isinstance(content, dict) and self.read(content, path.name) < self.number
+        except (OSError, ValueError, RecursionError, EngineError):
+            return False
+
+    def write_record(self, record: Any) -> str:
+        """Write a record without arrays as JSON text, with the number of the format."""
+        return json.dumps(self.stamp() | to_plain(record), allow_nan=False)
+
+    def read_record(
+        self, kind: type[T], text: str | bytes, where: str, error: type[FedstatError] = MessageError
+    ) -> T:
+        """Read the output of :meth:`write_record`, or of a version without numbers."""
+        try:
+            content = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as problem:
+            raise error(f"{where}: not JSON") from problem
+        if isinstance(content, dict):
+            self.read(content, where)
+            content = {name: value for name, value in content.items() if name not in (NUMBER, WRITER)}
+        return from_plain(kind, content, where, error)
+
+
+LEDGER = StateFormat("ledger", 1)
+HISTORY = StateFormat("release history", 1)
+PLAN = StateFormat("plan of an analysis", 1)
+DECISION = StateFormat("decision about a plan", 1)
+RULES = StateFormat("list of rules in force", 1)
+STATUS = StateFormat("status", 1)
+SESSION = StateFormat("state of a session", 1)
+ALIGNMENT = StateFormat("alignment", 1)
