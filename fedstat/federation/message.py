@@ -51,7 +51,7 @@ ArrayKind: TypeAlias = Literal[
 
 VERSION = version("fedstat")
 RUNS = f"fedstat {VERSION}"
-MESSAGES = 1
+MESSAGES = 2
 """Version of the meaning of requests and replies; raised when versions become incompatible."""
 HEADER = "fedstat"
 DTYPES: dict[np.dtype[Any], str] = {

@@ -9,7 +9,7 @@ next to the reader.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ class StateFormat:
     def read_record(
         self, kind: type[T], text: str | bytes, where: str, error: type[FedstatError] = MessageError
     ) -> T:
-        """Read the output of :meth:`write_record`, or of a version without numbers."""
+        """Read the output of :meth:`write_record`, or of an earlier version with fewer entries."""
         try:
             content = json.loads(text)
         except (ValueError, TypeError, RecursionError) as problem:
@@ -91,7 +91,17 @@ class StateFormat:
         if isinstance(content, dict):
             self.read(content, where)
             content = {name: value for name, value in content.items() if name not in (NUMBER, WRITER)}
-        return from_plain(kind, content, where, error)
+        return from_plain(kind, content, where, error, defaults=True)
+
+
+RENAMED: Mapping[str, str] = {"carrier": "transport", "source": "data", "answers_kept": "remember"}
+"""Earlier names of entries of federation.toml, site.toml and policy.toml, and their present names."""
+
+
+def renamed(found: Iterable[str], known: Collection[str]) -> str:
+    """Say which entries of a file have another name now; empty if there are none."""
+    old = [name for name in found if name not in known and RENAMED.get(name) in known]
+    return ", ".join(f"'{name}' is now called '{RENAMED[name]}': rename the entry" for name in old)
 
 
 LEDGER = StateFormat("ledger", 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstat.codec import to_json, to_plain
-from fedstat.errors import FedstatError, PartitionError, PinError, PolicyError
+from fedstat.errors import FedstatError, MessageError, PartitionError, PinError, PolicyError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
@@ -34,7 +34,12 @@ from fedstat.federation.partition.federation_file import (
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import FAMILY, KeysAnnounced, KeysRequest
 from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
-from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
+from fedstat.federation.protocols.schema import (
+    TableSchema,
+    request_schemas,
+    request_versions,
+    version_remarks,
+)
 from fedstat.federation.transport.bucket import given_exchange
 from fedstat.federation.transport.flare.analysis import query_server
 from fedstat.federation.transport.flare.provision import (
@@ -433,7 +438,7 @@ def _request_all(
             schema = engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
         except FedstatError as error:
             problems.append(str(error))
-            rows.append((site, "no", *5 * ("",)))
+            rows.append((site, "no", "", "", "", _version_of(engine, site, error), ""))
             continue
         schemas[site] = schema
         seconds = f"{time.monotonic() - began:.2f}"
@@ -442,6 +447,17 @@ def _request_all(
         rows.append((site, "yes", seconds, *counts, release.version, str(len(release.families))))
     print(format_columns(rows, head=True, right=(2, 3, 4, 6)) + "\n")
     return schemas, problems
+
+
+def _version_of(engine: RemoteEngine, site: str, error: FedstatError) -> str:
+    """Return the version of a site that answers in another way; empty if it does not answer."""
+    if not isinstance(error, MessageError):
+        return ""
+    try:
+        found = engine.run(request_versions((site,), secrets.token_hex(8)), Ledger())[site]
+    except FedstatError:
+        return ""
+    return f"{found.version or 'not known'} (messages {found.messages})"
 
 
 def align_sites(folder: Path, timeout: float | None) -> int:

@@ -20,6 +20,8 @@ from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.files import write_atomic
 from fedstat.federation.message import VERSION
+from fedstat.federation.state_formats import NUMBER
+from fedstat.federation.state_formats import STATUS as STATUS_FORMAT
 from fedstat.federation.transport.live_config import RULES, ActiveRules
 from fedstat.federation.transport.site_folder import (
     SiteDescription,
@@ -241,6 +243,7 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
         "process": os.getpid(),
         "since": began,
         "fedstat": VERSION,
+        NUMBER: STATUS_FORMAT.number,
         **more,
     }
     if FAMILIES:  # with NVIDIA FLARE, another process loads them
@@ -280,6 +283,7 @@ def read_service_status(
     """Read from the status file in `home` whether a site is running, and what it reports, with `more`."""
     description = read_description(folder)
     content = read_status_file(home)
+    content.pop(NUMBER, None)
     if not content:
         how = f"has not been started yet; start it with    fedstat site serve {shell_path(folder)}"
         return {"site": description.name, "state": how, **more(description)}, False

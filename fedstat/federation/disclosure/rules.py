@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeGuard, get_args
 
 from fedstat.errors import PartitionError
 from fedstat.federation.message import ArrayKind
+from fedstat.federation.state_formats import renamed
 
 # ----------------------------------------------------------------------------------------------------
 # One rule, one record.
@@ -190,8 +191,14 @@ def _received_text(name: str, one: Rule, value: object) -> str:
         unknown = sorted(value - set(RELEASE_KINDS), key=str) if name == "refused_kinds" else []
         hints = (_suggestion(str(kind), RELEASE_KINDS) for kind in unknown)
         return " ".join([str(sorted(value, key=str)), *hints]).rstrip()
+    if isinstance(value, str) and value in EARLIER_WORDS and one.fits(EARLIER_WORDS[value]):
+        return f"{value!r}, which is now called {EARLIER_WORDS[value]!r}"
     remedy = f"; write [{value!r}] for one" if _is_listed(one) and isinstance(value, str) else ""
     return f"{value!r}{remedy}"
+
+
+EARLIER_WORDS: Mapping[object, str] = {"told": "sent"}
+"""Values of rules in earlier versions, and their present words."""
 
 
 def _is_listed(one: Rule) -> bool:
@@ -298,6 +305,8 @@ def parse_policy(where: str, text: bytes, policy: type[Any]) -> dict[str, Any]:
 
 def check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Require that a file has only keys that are known; a PartitionError names the others."""
+    if old := renamed(found, known):
+        raise PartitionError(f"{where}: {old}")
     unknown = [f"{name!r} {_suggestion(name, known)}".rstrip() for name in found if name not in known]
     if unknown:
         raise PartitionError(f"{where}: unknown key {', '.join(unknown)}. Its keys are {', '.join(known)}")

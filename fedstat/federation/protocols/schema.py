@@ -153,6 +153,12 @@ def request_schemas(sites: Sequence[str], session: str) -> FitProtocol[dict[str,
     return {reply.site: _read(reply.site, reply.text) for reply in replies}
 
 
+def request_versions(sites: Sequence[str], session: str) -> FitProtocol[dict[str, InstalledVersion]]:
+    """Ask every site what it runs, also one whose messages are others."""
+    replies = yield [Request(site, FAMILY, "describe_table", {}, session, "{}") for site in sites]
+    return {reply.site: _installed_version(reply.site, reply.text) for reply in replies}
+
+
 def _read(site: str, text: str) -> TableSchema:
     release = _read_version(site, text)
     where = f"{site}: its description of its table"
@@ -163,7 +169,10 @@ def _read(site: str, text: str) -> TableSchema:
             raise MessageError(f"{where}: expected a time in UTC")
     except (PartitionError, MessageError) as error:
         if release.version == VERSION:
-            raise MessageError(f"{where} is malformed") from error
+            raise MessageError(
+                f"{where} is malformed, though both sides run fedstat {VERSION} (messages {MESSAGES}). "
+                "If one was installed from a source tree, install the same commit at both"
+            ) from error
         raise MessageError(_other_version(site, release)) from error
     return TableSchema(
         reported.columns,
@@ -180,16 +189,23 @@ def _read(site: str, text: str) -> TableSchema:
 
 
 def _read_version(site: str, text: str) -> InstalledVersion:
-    """Read what a site runs, before anything that another version may have said in another way."""
+    """Read what a site runs, before anything that another version may have said in another way.
+
+    MessageError if its messages are others.
+    """
+    release = _installed_version(site, text)
+    if release.messages != MESSAGES:
+        raise MessageError(_other_version(site, release))
+    return release
+
+
+def _installed_version(site: str, text: str) -> InstalledVersion:
     try:
         reported = json.loads(text).get("release", {})
         known = {name: reported[name] for name in ("version", "messages", "families") if name in reported}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MessageError(f"{site}: its description of its table is malformed") from error
-    release = codec.from_plain(InstalledVersion, known, f"{site}: its version", defaults=True)
-    if release.messages != MESSAGES:
-        raise MessageError(_other_version(site, release))
-    return release
+    return codec.from_plain(InstalledVersion, known, f"{site}: its version", defaults=True)
 
 
 def _other_version(site: str, release: InstalledVersion) -> str:

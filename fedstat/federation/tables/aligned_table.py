@@ -16,6 +16,7 @@ import pandas as pd
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import EngineError, MessageError, PartitionError
+from fedstat.federation import state_formats
 from fedstat.federation.files import read_arrays, read_private, write_atomic
 from fedstat.federation.tables.checks import non_key_columns
 from fedstat.federation.tables.curve_columns import CurveTable
@@ -112,7 +113,7 @@ class AlignedTable(FrameTable):
         content = io.BytesIO()
         # in the order of the hashed keys, because the rows may come in another one next time
         arrays: dict[str, Any] = {"numbers": numbers[order]}
-        arrays |= {
+        arrays |= state_formats.ALIGNMENT.stamp_arrays() | {
             name: np.frombuffer(data, dtype=np.uint8)
             for name, data in (("name", alignment.encode()), ("salt", salt), ("fingerprint", fingerprint))
         }
@@ -129,6 +130,7 @@ class AlignedTable(FrameTable):
         content = read_private(path)
         try:
             kept = read_arrays(content)
+            state_formats.ALIGNMENT.read_arrays(kept, f"'{path}'")
             alignment = kept["name"].tobytes().decode()
             order, fingerprint = self._fingerprint(kept["salt"].tobytes())
             self.changed = fingerprint != kept["fingerprint"].tobytes()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from fedstat.codec import from_json, to_json
 from fedstat.errors import EngineError, FedstatError
+from fedstat.federation import state_formats
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME
 from fedstat.federation.disclosure.rules import stricter_rules
@@ -139,7 +139,7 @@ class ActiveRules:
         """Read what the last service wrote; None if there is nothing to read."""
         try:
             content = (folder / IN_FORCE).read_bytes()
-            return from_json(cls, content, f"'{folder / IN_FORCE}'")
+            return state_formats.RULES.read_record(cls, content, f"'{folder / IN_FORCE}'")
         except (OSError, FedstatError):
             return None
 
@@ -291,7 +291,7 @@ class LiveConfig:
             self.weakened[:LONGEST_PROBLEM],
         )
         held = ActiveRules(rules, utc_text(time.time_ns()), *reported_of)
-        path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)
+        path, content = self.folder / IN_FORCE, state_formats.RULES.write_record(held).encode().ljust(ROOM)
         with suppress(OSError):
             if not path.is_symlink() and path.exists() and path.stat().st_size == len(content):
                 # overwritten in place, which works on a full disk as well

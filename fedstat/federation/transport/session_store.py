@@ -36,6 +36,7 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.disclosure.state import MAX_SESSIONS, State
 from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.message import VERSION, BundledReply
+from fedstat.federation.state_formats import NUMBER, SESSION
 from fedstat.federation.tables.aligned_table import order_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.typing import Array
@@ -370,7 +371,7 @@ class SessionFolder:
             return {}
         try:
             reported, arrays = self._read(chain, path)
-            if reported["version"] != VERSION:
+            if (reported["version"], reported.get(NUMBER)) != (VERSION, SESSION.number):
                 raise ValueError("it belongs to another version of fedstat")
             if reported["records"] != self._records():
                 raise ValueError("the rows have changed")
@@ -424,6 +425,7 @@ class SessionFolder:
             "arrays": len(arrays),
             "specs": specs,
             "version": VERSION,
+            NUMBER: SESSION.number,
             "answers": [[digest.hex(), refused] for digest, (_, refused) in answers.items()],
             "records": self._records(),
             "rules": self._rules(),

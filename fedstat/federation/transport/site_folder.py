@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -442,6 +442,8 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
         wrong = [name for name in keys if not isinstance(keys[name], str)] if isinstance(keys, dict) else []
         if wrong:
             raise PartitionError(f"'{path}', [{table}]: expected a {what} in quotes for {', '.join(wrong)}")
+    if old := state_formats.renamed(content, get_type_hints(kind)):
+        raise PartitionError(f"'{path}': {old}")
     return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
 
 

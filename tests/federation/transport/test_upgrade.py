@@ -14,7 +14,7 @@ import pytest
 from operating import main, make_federation, printed, served_sites
 
 import fedstat as fs
-from fedstat.errors import EngineError, PolicyError
+from fedstat.errors import ConsentError, EngineError, PolicyError
 from fedstat.federation import state_formats
 from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME, read_ledger
@@ -136,3 +136,30 @@ def test_the_state_of_a_later_version_is_named_and_left_alone(what, current, cap
     assert {name: kept[name] for name in content if name != "status.json"} == {
         name: one for name, one in content.items() if name != "status.json"
     }
+
+
+def test_old_words_of_an_owners_files_name_the_new_ones(home, capsys):
+    study, site = home / "study", home / "North"
+    file, policy = study / "federation.toml", site / "policy.toml"
+    file.write_text(file.read_text().replace("transport =", "carrier ="))
+    found = printed(capsys, "federation", "status", study, code=1)
+    assert "'carrier' is now called 'transport'" in found
+    for line, expected in (
+        ('answers_kept = "all"', "'answers_kept' is now called 'remember'"),
+        ('reasons = "told"', "'told', which is now called 'sent'"),
+    ):
+        policy.write_text(line)
+        assert expected in printed(capsys, "site", "check", site, code=1)
+
+
+def test_every_file_of_the_state_carries_the_number_of_its_format(tmp_path):
+    frame = pd.DataFrame({"y": np.arange(40.0), "x": np.arange(40.0) % 7})
+    make_federation(tmp_path, {"A": frame}, policy=Policy(approval="owner"))
+    with served_sites(tmp_path, ["A"]), pytest.raises(ConsentError):
+        fs.FederatedOLS.from_formula("y ~ x", fs.ClientPartition.connect(tmp_path / "study")).fit(
+            masked=False
+        )
+    numbered = f'"{state_formats.NUMBER}"'
+    for path in ("ledger.jsonl", "in_force.json", "status.json", "pending"):
+        (file,) = (tmp_path / "A" / path).glob("*.json") if path == "pending" else [tmp_path / "A" / path]
+        assert numbered in file.read_text(), path

@@ -102,7 +102,12 @@ def test_messages_of_another_version_are_an_error_that_names_both(
         fs.ClientPartition.connect(study)
     assert VERSION in str(error.value) and "Install the same version" in str(error.value)
     assert main(["federation", "test", str(study), "--timeout", "600"]) == 1
-    assert expected in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert expected in printed
+    # in the table as well, next to the site
+    (row,) = [line.split() for line in printed.splitlines() if line.split()[:2] == ["A", "no"]]
+    version = "9.9.0" if "9.9.0" in expected else "not"
+    assert row[2] == version
 
 
 def test_another_version_of_the_same_messages_is_a_warning(study, monkeypatch, capsys):
