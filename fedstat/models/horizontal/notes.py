@@ -13,9 +13,9 @@ TWICE = "multiply them by 1.41, a bound for people at two sites each, or let one
 TWICE_TOO_SMALL = f"{TOO_SMALL} {TWICE.capitalize()}"
 """Bound of the root of a variance of sums a + b of two sites: (a + b)(a + b)' is at most 2 (aa' + bb')."""
 BY_KEY = Remedy(
-    'FederatedGLM.from_formula(...).fit(cov_type=\'cluster\', cov_kwds={{"groups": "THE KEY"}})',
-    "keep each person at one site, or make the partition without on=, so that the key is a column, and fit a "
-    'FederatedGLM with cov_kwds={{"groups": "THE KEY"}}',
+    "FederatedGLM.from_formula(..., labels=['{key}']).fit(cov_type='cluster', "
+    "cov_kwds={{'groups': '{key}'}})",
+    ", or make the partition without on=, so that '{key}' is a column, and use {call}",
 )
 OTHER_MODEL = Remedy(
     "{model}.from_formula(..., labels=['{groups}']).fit(cov_type='cluster', "
@@ -28,11 +28,9 @@ LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {wha
 
 NOTES = Catalogue(
     critical={
-        "shared_keys": (
-            "ONE PERSON AT TWO SITES: the keys of {rows:,} rows are at another site as well. Rows of one "
-            "person are not independent, and standard errors are too small: {remedy}",
-            BY_KEY,
-        ),
+        "shared_keys": "ONE PERSON AT TWO SITES: the keys of {rows:,} rows are at another site as well. Rows "
+        "of one person are not independent, and standard errors are too small: keep each person at one "
+        "site{remedy}.",
         "few_clusters": "FEW CLUSTERS: '{term}' rests on {effective} effective clusters of {clusters:,} by "
         "'{groups}'{others}. {problem}{remedy}.",
         "shared_labels": "ONE PERSON AT TWO SITES: about {labels:,} labels of '{groups}' are at several "

@@ -26,7 +26,7 @@ from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import NOTES
+from fedstat.models.horizontal.notes import BY_KEY, NOTES
 from fedstat.models.horizontal.prediction import PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -52,7 +52,7 @@ def weight_line(label: str, role: str) -> tuple[str, str, Callable[[Any], str]]:
 class RowsBasis:
     """What results keep of the model: no rows, and enough to code new ones.
 
-    `site_column` is the column that names the sites; `repeated` rows have a key that another site has.
+    `site_column` is the column that names the sites; `repeated` rows have a `key` that another site has.
     """
 
     model_name: str
@@ -60,13 +60,14 @@ class RowsBasis:
     agreement: RowsSchema
     site_column: str
     repeated: int = field(default=0, kw_only=True)
+    key: str = field(default="", kw_only=True)
 
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
         """Take it from a model; a family adds `more` of its own."""
         partition, names = model.partition, (model.model_name, model.method_name)
-        repeated = partition._repeated_rows
-        return cls(*names, model.agreement, partition.site_column, repeated=repeated, **more)
+        more |= {"repeated": partition._repeated_rows, "key": ", ".join(partition.key)}
+        return cls(*names, model.agreement, partition.site_column, **more)
 
     @property
     def left_out(self) -> int:
@@ -77,7 +78,10 @@ class RowsBasis:
     def repeated_note(self) -> Iterator[Note]:
         """Warn of keys that several sites have."""
         if self.repeated:
-            yield NOTES.note("shared_keys", rows=self.repeated)
+            # Clusters are those of one column.
+            alone = "" if ", " in self.key else self.key
+            more = {"remedy": BY_KEY, "key": alone} if alone else {}
+            yield NOTES.note("shared_keys", rows=self.repeated, **more)
 
 
 class RowsFit(Protocol):

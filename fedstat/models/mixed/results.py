@@ -71,13 +71,10 @@ NEGATIVE_BINOMIAL = Remedy(
 MORE_TERMS = Remedy("fit(cov_type='robust')", "more terms, or {call}")
 
 
-EXCESS = (
-    "COUNTS VARY MORE THAN A {FAMILY} DISTRIBUTION ALLOWS, given the effects of groups (Dean's test, p {p}): "
-    "errors of the model are too small. Use {remedy}."
-)
 NOTES = Catalogue(
     critical={
-        "overdispersion": EXCESS,
+        "overdispersion": "COUNTS VARY MORE THAN A {FAMILY} DISTRIBUTION ALLOWS, given the effects of groups "
+        "(Dean's test, p {p}): errors of the model are too small. Use {remedy}.",
         "departure": (
             "STANDARD ERRORS MAY BE TOO SMALL: scores of groups vary more than the model expects (p {p}, "
             "most for {term}). A random slope may be left out, or variances may differ. Add the slope, or "
@@ -88,7 +85,9 @@ NOTES = Catalogue(
         "was measured with {least} or more. Use fixed effects of the groups, or more groups.",
     },
     warning={
-        "overdispersion/robust": EXCESS,
+        "overdispersion/robust": "The counts vary more than a {family} distribution allows, given the "
+        "effects of groups (Dean's test, p {p}). Robust errors allow for it; variances of random effects, "
+        "likelihood ratio tests and AIC do not.",
         "singular": "Singular fit: {effects} has a variance of zero, or effects that determine each other. "
         "Leave an effect out, or make effects independent with ||.",
         "few_groups": "There are few groups of {groups}: their variance is hardly known. A fixed effect is "
@@ -965,13 +964,12 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     def _departure_notes(self) -> Iterator[Note]:
         """Announce counts that vary too much, and errors that are too small."""
         fit = self._record.fit
-        if overdispersion(fit) < ALARM:
-            yield NOTES.note(
-                "overdispersion" if self.cov_type == "model" else "overdispersion/robust",
-                remedy=NEGATIVE_BINOMIAL if fit.distribution.name == "Poisson" else MORE_TERMS,
-                FAMILY=fit.distribution.name.upper(),
-                p=format_p(overdispersion(fit)),
-            )
+        family, p = fit.distribution.name, overdispersion(fit)
+        if p < ALARM and self.cov_type == "model":
+            remedy = NEGATIVE_BINOMIAL if family == "Poisson" else MORE_TERMS
+            yield NOTES.note("overdispersion", remedy=remedy, FAMILY=family.upper(), p=format_p(p))
+        elif p < ALARM:
+            yield NOTES.note("overdispersion/robust", family=family, p=format_p(p))
         p_values = compare_errors(fit)
         if self.cov_type == "model" and smallest(p_values) < ALARM:
             name = self.estimate.names[int(np.nanargmin(p_values))]

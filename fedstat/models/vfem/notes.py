@@ -101,7 +101,8 @@ OTHER_FAMILIES = {
     ),
     ("NegativeBinomial", False): Remedy("fit(dispersion='ml')", f"This alpha is too small: use {ALPHA}"),
     ("NegativeBinomial", True): Remedy(
-        "fit(cov_type='robust')", "Their tails are longer than any alpha allows: look for outliers."
+        "from_formula(..., between='independent').fit(..., cov_type='robust')",
+        "Their tails are longer than any alpha allows: look for outliers.",
     ),
 }
 """Remedies of overdispersion by family, and by whether alpha was estimated."""
@@ -186,7 +187,9 @@ NOTES = Catalogue(
             "likelihood is {bias:+.2f} standard errors for {term}, and less for other columns; {remedy}",
             Remedy("fit(correction='small-sample')", "{call} removes it."),
         ),
-        "overdispersion": EXCESS + TOO_SMALL + "{remedy} Or use cov_type='robust'.",
+        "overdispersion": EXCESS
+        + TOO_SMALL
+        + "{remedy} Or use cov_type='robust' with between='independent'.",
         "overdispersion/missing": EXCESS + TOO_SMALL + MISTAKEN,
         "overdispersion/missing_robust": EXCESS + MISTAKEN,
         "partial/missing": PARTIAL + " They count as missing there, and lack values of {terms}.",
@@ -194,7 +197,7 @@ NOTES = Catalogue(
             "No third party could deal random numbers. Every site therefore learns the response of each of "
             "its entities from the first message: if all coefficients are zero, a residual is the response "
             "minus its mean. With a third site, or with {remedy}, residuals stay with the response holder.",
-            Remedy("from_formula(..., coordinator='apart').fit()", "{arguments}"),
+            Remedy("from_formula(..., coordinator='apart').fit(...)", "{arguments}"),
         ),
         "small_patterns": "The coordinator learned {sums} sums of derivatives by missing pattern, at linear "
         "predictors that it knows. {entities:,} entities are in patterns of at most that many entities. If "
@@ -216,7 +219,7 @@ NOTES = Catalogue(
             "sketches do not hide the columns of other sites from it. {remedy} keeps seed and sketches "
             "apart.",
             Remedy(
-                'from_formula(..., coordinator="apart").fit()',
+                'from_formula(..., coordinator="apart").fit(...)',
                 'from_formula(..., coordinator="apart")',
             ),
         ),

@@ -171,10 +171,6 @@ NOTES = Catalogue(
             MEASURED + "{stopped}{remedy}",
             EXACT,
         ),
-        "proposed/none_solved": (
-            PROPOSED + "none of them was solved to measure the error. {stopped}{remedy}",
-            EXACT,
-        ),
         "linear_approximations": "{steps} of {penalty} from the unpenalized estimate (Zou and Li 2008), "
         "each a weighted lasso; the stationarity conditions are those of the last.",
         "ridge": "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
@@ -308,13 +304,15 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
 
 
 def _proposals(lambdas: int, solved: int, errors: tuple[float, ...], stopped: bool) -> Note:
-    """State how wrong proposals were that were solved afterwards."""
-    values: dict[str, Any] = {"stopped": NOT_AFFORDABLE if stopped else ""}
-    kind = "proposed/none_solved"
-    if errors:
-        values |= {"low": min(errors), "high": max(errors)}
-        kind = "proposed/differ" if min(errors) < -RELEVANT_DIFFERENCE else "proposed"
-    return NOTES.note(kind, lambdas=lambdas, solved=solved, **values)
+    """State how wrong proposals were that were solved afterwards: at least the chosen one, or a neighbor."""
+    return NOTES.note(
+        "proposed/differ" if min(errors) < -RELEVANT_DIFFERENCE else "proposed",
+        lambdas=lambdas,
+        solved=solved,
+        stopped=NOT_AFFORDABLE if stopped else "",
+        low=min(errors),
+        high=max(errors),
+    )
 
 
 def _border(outcome: SelectionOutcome) -> Iterator[Note]:

@@ -118,7 +118,8 @@ def request_secure_scores(
     lay, sites, active = iteration.layout, dealing_sites(iteration.layout), iteration.layout.active
     remote, K = [k for k in lay.sites if k != active], len(lay.sites)
     widths = {k: 2 * p + 1 for k, p in zip(lay.sites, lay.sizes, strict=True)}
-    yield from agree_keys(sites, iteration.session)
+    if remote:
+        yield from agree_keys(sites, iteration.session)
     own = yield from request_response_scores(iteration, remote)
     boxes = dict(zip(remote, split_by_site(own), strict=True))
     yield [

@@ -1,0 +1,101 @@
+"""Calls that notes name as remedies are executed on data for which the note is printed; none is left out."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from functools import cache
+
+import pytest
+from contracts.remedies import PACKAGE, SITUATIONS, columns, execute, executed, noted, two_columns
+
+import fedstat as fs
+from fedstat.inference.notes import Remedy, fields_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PLACES = range(len(SITUATIONS))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=[str(situation) for situation in SITUATIONS])
+def test_a_note_is_gone_after_its_remedy(place):
+    situation, found = SITUATIONS[place], executed(place)
+    if situation.shows:
+        assert situation.shows(found.after)
+        return
+    after = noted(situation, found.after)
+    left = [row.values for row in after.diagnostics().itertuples() if row.kind == situation.kind]
+    assert not [values for values in left if "call" in values]
+
+
+def catalogues():
+    """Catalogues of the package by the module that declares them."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if re.search("^NOTES = Catalogue", path.read_text(encoding="utf-8"), re.MULTILINE):
+            name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            found[name] = importlib.import_module(name).NOTES
+    return found
+
+
+def test_each_text_with_a_remedy_is_printed_in_a_situation():
+    printed = {(id(held), kind) for place in PLACES for held, kind in executed(place).forms}
+    left = [
+        f"{name}: {kind}"
+        for name, catalogue in catalogues().items()
+        for kind, form in catalogue.items()
+        if "remedy" in fields_of(form.template) and (id(catalogue), kind) not in printed
+    ]
+    assert not left, "add situations to tests/contracts/remedies.py"
+
+
+def remedies():
+    """Calls of all remedies that the package declares, as patterns, by place; a field may have any value."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Remedy":
+                first = node.args[0]
+                assert isinstance(first, ast.Constant | ast.JoinedStr), f"{path}:{node.lineno}"
+                written = [first] if isinstance(first, ast.Constant) else first.values
+                parts = [one.value if isinstance(one, ast.Constant) else "{}" for one in written]
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", pattern_of("".join(parts))
+
+
+def pattern_of(call):
+    """The pattern of a call with fields."""
+    escaped = re.escape(call.replace("{{", "\0").replace("}}", "\1"))
+    return re.sub(r"\\\{.*?\}", ".*", escaped).replace("\0", r"\{").replace("\1", r"\}")
+
+
+def test_each_remedy_is_executed_in_a_situation():
+    calls = {executed(place).call for place in PLACES}
+    calls.add(imputations()[1])
+    left = {place: call for place, call in remedies() if not any(re.fullmatch(call, one) for one in calls)}
+    assert not left, "add situations to tests/contracts/remedies.py"
+
+
+@cache
+def imputations():
+    """Imputations of a skewed response, and the remedy of their note."""
+    partition = columns(two_columns(response="skewed"))
+    notes = fs.impute(partition, "y ~ x + z", m=2, seed=1).diagnostics().set_index("kind")["values"]
+    return partition, notes["response_not_normal"]["call"]
+
+
+def test_the_remedy_of_imputations_runs():
+    (situation,) = [one for one in SITUATIONS if one.kind == "response_not_normal"]
+    partition, call = imputations()
+    assert execute(call, situation, partition, None).converged
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ("fit(a={x!r}, b={{'c': '{x}'}})", "fit(a='u', b={'c': 'u'})"),
+        ("fit(ratio={smaller:.1g})", "fit(ratio=0.02)"),
+    ],
+)
+def test_patterns_are_those_of_filled_calls(call, written):
+    assert Remedy(call).call.format(x="u", smaller=0.02) == written
+    assert re.fullmatch(pattern_of(call), written) and not re.fullmatch(pattern_of(call), "fit(other=1)")
