@@ -35,7 +35,8 @@ class Remedy:
     """A call that helps, as text that runs once its fields are filled, and the sentence that names it.
 
     A call of ``fit(...)``, ``from_formula(...)`` or another member is one of the model or the result that has
-    the remedy; three dots are the arguments of that model, or of its fit. Other calls begin with a name of fedstat.
+    the remedy; three dots are the arguments of that model, or of its fit. Other calls begin with a name of
+    fedstat.
 
     The `text` may have the fields ``call`` and ``arguments``, which are those of the call, and fields of the
     call itself. Errors and notes have a remedy, so that what they recommend can be executed.
