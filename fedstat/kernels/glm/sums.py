@@ -128,6 +128,16 @@ class Sums:
     meat: Floats | None = None
     spread: Floats = field(default_factory=lambda: np.zeros((2, 2)))
 
+    @property
+    def loglik(self) -> float:
+        """Log-likelihood for dispersion one, less that of the saturated model."""
+        return -self.deviance / 2.0
+
+    @property
+    def finite(self) -> bool:
+        """Whether all means are inside the family's domain."""
+        return bool(np.isfinite(self.deviance))
+
     def __add__(self, other: Sums) -> Sums:
         total: dict[str, Any] = {}
         for part in fields(self):
@@ -237,12 +247,33 @@ class RowMeans:
         """Scores by linear predictor, without the weights of the rows."""
         return (y - self.mu) / self.slope / self.V
 
+    def curvature(self, y: Floats) -> Floats:
+        """Weights of the observed information over those of the expected one."""
+        # Minus the derivative of a score by its linear predictor is w (1 + r bend); its expectation is w.
+        bend = self.V * self.family.link.deriv2(self.mu) + self.family.variance.deriv(self.mu) * self.slope
+        return np.asarray(1.0 + self.residual(y) * bend)
+
+    def squares(self, rows: Rows) -> Floats:
+        """Squared scores by linear predictor, as those of as many rows as a frequency weight states."""
+        freq = np.ones(len(rows)) if rows.freq is None else rows.freq
+        # A row of weight f represents f rows, each with a score of 1/f of its own.
+        return np.where(freq > 0.0, (self.weight * self.residual(rows.y)) ** 2 / freq, 0.0)
+
+    def deviances(self, rows: Rows) -> Floats:
+        """Parts of the rows in the deviance."""
+        var = 1.0 if rows.var is None else rows.var
+        freq = 1.0 if rows.freq is None else rows.freq
+        return np.asarray(self.family.resid_dev(rows.y, self.mu, var) ** 2 * freq)
+
+    def pearson(self, rows: Rows) -> Floats:
+        """Squared Pearson residuals of the rows."""
+        return np.asarray((rows.y - self.mu) ** 2 / self.V * self.weight)
+
     def fit(self, rows: Rows) -> tuple[float, float]:
         """Deviance and sum of squared Pearson residuals."""
         freq = 1.0 if rows.freq is None else rows.freq
         var = 1.0 if rows.var is None else rows.var
-        pearson = np.sum((rows.y - self.mu) ** 2 / self.V * self.weight)
-        return float(self.family.deviance(rows.y, self.mu, var, freq)), float(pearson)
+        return float(self.family.deviance(rows.y, self.mu, var, freq)), float(self.pearson(rows).sum())
 
 
 def row_means(rows: Rows, distribution: DistributionSpec, eta: Floats, mu: Floats | None = None) -> RowMeans:
@@ -285,14 +316,9 @@ def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed:
     if observed and distribution.canonical:
         sums.observed = information.copy()
     elif observed:
-        # Minus the derivative of a score by its linear predictor is w (1 + r bend); its expectation is w.
-        bend = at.V * at.family.link.deriv2(at.mu) + at.family.variance.deriv(at.mu) * at.slope
-        sums.observed = weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
+        sums.observed = weighted_sums(rows.X, r, w * at.curvature(rows.y))[1]
     if meat:
-        freq = np.ones(len(rows)) if rows.freq is None else rows.freq
-        # A row of weight f represents f rows, each with a score of 1/f of its own.
-        square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
-        sums.meat = weighted_sums(rows.X, r, square)[1]
+        sums.meat = weighted_sums(rows.X, r, at.squares(rows))[1]
     return sums
 
 

@@ -237,11 +237,6 @@ class SiteRisks(Objective):
         """Columns that vary at the site."""
         return self.opened.varies[self.intercept :]
 
-    @property
-    def first(self) -> Floats:
-        """No effects."""
-        return np.zeros(len(self.known))
-
     def lacks(self) -> str:
         """Require events."""
         return "" if self.rows[0].event.any() else NO_EVENTS

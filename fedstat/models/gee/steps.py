@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure.facts import (
     ClusterCounts,
     ClusterProducts,
@@ -35,7 +35,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import FitRows, own_part
+from fedstat.models.rows.objective import FitRows, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -121,7 +121,7 @@ class SiteClusters(FitRows):
                 f"{data.name}: the model did not open the columns of clusters and times as labels"
             )
         distribution = DistributionSpec.from_json(request.distribution)
-        model = SiteModel(opened, distribution, state.entities, len(opened.shift))
+        model = SiteModel(opened, distribution, state.entities)
         clusters = cls(opened, model, request)
         rows, first = clusters.sorted
         w = clusters.weights
@@ -301,7 +301,7 @@ def sums_at(
     """
     model = clusters.model
     total = evaluate(clusters.chunks(), beta, model.distribution)
-    state.report(*model.answered_at(beta, total, instead))
+    state.report(*model.facts_at(beta, total, instead))
 
     def each() -> Floats:
         rows, _ = clusters.sorted
@@ -338,13 +338,13 @@ def sum_scores(
     """
     clusters = clusters_of(state)
     model = clusters.model
-    T = model.translation(data.name, beta, shift, scale)
     nothing = describe_nothing(model.p, False) | {"pairs": np.zeros(3)}
     if beta is None:
         state.report(*AT_THE_START)
         sums = evaluate(clusters.chunks(), None, model.distribution)
-        return nothing | describe_sums(sums, T)
-    own = T @ beta
+        return nothing | describe_sums(sums, standard_place(model.opened, shift, scale))
+    place = model.place(shift, scale, beta)
+    own, T = place.own, place.to_own
     independent = sums_at(state, clusters, own, nothing)
     at = clusters.at(own)
     if at is None or not clusters.allows(float(rho)):
@@ -392,8 +392,8 @@ def finish(
     """
     clusters = clusters_of(state)
     model = clusters.model
-    T = model.translation(data.name, beta, shift, scale)
-    own = T @ beta
+    place = model.place(shift, scale, beta)
+    own, T = place.own, place.to_own
     independent = T.T @ sums_at(state, clusters, own).information @ T
     at = clusters.at(own)
     if at is None or not clusters.allows(float(rho)):
@@ -401,7 +401,7 @@ def finish(
     state.report(model.opened.products_with(at.r**2))
     score, information = clusters.sums(at, float(rho), each=True)
     information = T.T @ information @ T
-    units = translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
+    units = model.units(shift, scale, beta)
     request = LeverageRequest.of(data.name, information.sum(axis=0), units, inverse, power)
     found = sum_corrected(state, request, score @ T, lambda part: information[part])
     return {**found, "omega": independent}

@@ -62,14 +62,14 @@ def sum_nb2(
     ``information`` (p + 1, p + 1), alpha last, and ``llf``.
     """
     model = model_of(state)
-    T = np.eye(model.p + 1)
-    T[:-1, :-1] = model.translation(data.name, beta, shift, scale)
+    T, place = np.eye(model.p + 1), model.place(shift, scale, beta)
+    T[:-1, :-1] = place.to_own
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
-    own = T[:-1, :-1] @ beta
+    own = place.own
     at = replace(model.distribution, alpha=float(alpha))
     _, counts = weighted_by(model.opened, model.chunks, model.n, own, at, count_functions)
-    state.report(*model.answered_at(own, distribution=at), counts)
+    state.report(*model.facts_at(own, distribution=at), counts)
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {

@@ -157,11 +157,12 @@ def sum_effects(
     trials once. ``inside`` is whether all means are inside the family's domain; otherwise all are zero.
     """
     model = model_of(state)
-    T = model.translation(data.name, beta, shift, scale)
+    place = model.place(shift, scale, beta)
+    T = place.to_own
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
     left = Z if products else np.eye(1)
-    base = _effects_at(state, model, T @ beta, float(constant), bool(log), bool(products))
+    base = _effects_at(state, model, place.own, float(constant), bool(log), bool(products))
     arrays = {"first": left.T @ base.first, "second": left.T @ base.second @ Z}
     inside = base.inside
     if changed is not None and ends is not None:
@@ -217,8 +218,8 @@ def sum_changes(
     1, p + 1), see :class:`~fedstat.models.horizontal.variable_changes.ChangedSums`.
     """
     model = model_of(state)
-    T = model.translation(data.name, beta, shift, scale)
-    means = LinkedMeans(model, T @ beta, float(constant), bool(log))
+    place = model.place(shift, scale, beta)
+    T, means = place.to_own, LinkedMeans(model, place.own, float(constant), bool(log))
     flat = (
         partial(_is_cut, model, means.beta, means.constant) if model.distribution.name == "Binomial" else None
     )
@@ -356,12 +357,12 @@ def sum_leveraged(
     model = model_of(state)
     if int(power) not in (1, 2):
         raise MessageError(f"{data.name}: expected 'power' 1 or 2")
-    T = model.translation(data.name, beta, shift, scale)
-    own, p = T @ beta, model.p
+    place, p = model.place(shift, scale, beta), model.p
+    own, T = place.own, place.to_own
     translated = own_inverse(data.name, sums_at(state, model, own).information, T, inverse)
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
-    state.report(model.score_products(own))
+    state.report(*model.products_at(own))
     meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
@@ -389,8 +390,8 @@ def sum_firth(
     model = model_of(state)
     if (model.distribution.name, model.distribution.link) != ("Binomial", "Logit"):
         raise MessageError(f"{data.name}: Firth's penalty is for the logit, not for {model.distribution}")
-    T = model.translation(data.name, beta, shift, scale)
-    own = T @ beta
+    place = model.place(shift, scale, beta)
+    own, T = place.own, place.to_own
     view = FirthVectors(own_inverse(data.name, sums_at(state, model, own).information, T, inverse).tobytes())
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     total = np.zeros(model.p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,29 +14,26 @@ import pandas as pd
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import (
     OPEN_ROWS,
-    OpenRows,
     hash_labels,
     plain_labels,
     rows_of,
-    translation,
 )
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
 from fedstat.inference.homogeneity_tests import quadratic_form
-from fedstat.kernels.clusters import cluster_products
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
 from fedstat.kernels.glm.sums import (
+    RowMeans,
     Rows,
     Sums,
     evaluate,
     linear_predictor,
     log_likelihood,
     null_sums,
-    row_scores,
-    row_weights,
+    row_means,
 )
 from fedstat.models.horizontal.clusters import (
     LEVERAGES,
@@ -48,13 +45,15 @@ from fedstat.models.horizontal.rows import (
     AT_THE_START,
     SCORES,
     SUMS,
+    RowsAtPoints,
     answered_at,
+    blocks_of,
     describe_sums,
     glm_rows,
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import FitRows, own_part, standard_place
+from fedstat.models.rows.objective import Facts, PredictorObjective, RowTerms, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -79,8 +78,11 @@ NULL = aggregate("intercept of the model without covariates", 0, optional=True, 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiteModel(FitRows):
-    """One fit's family over the rows that its session opened."""
+class SiteModel(PredictorObjective):
+    """One fit's family over the rows that its session opened, with one predictor.
+
+    The information is the expected one, for dispersion one; its kernel adds the observed one on request.
+    """
 
     family = FAMILY
     request_type = DistributionSpec
@@ -94,10 +96,7 @@ class SiteModel(FitRows):
         "count": own_part("sum of the frequency weights", 0, optional=True),
     }
 
-    opened: OpenRows
-    distribution: DistributionSpec
-    n: int
-    p: int
+    request: DistributionSpec
 
     @classmethod
     def begin(
@@ -110,7 +109,7 @@ class SiteModel(FitRows):
         those of `LARGEST`; and with an offset its weighted sum.
         """
         opened = rows_of(state)
-        model = cls(opened, distribution, state.entities, len(opened.shift))
+        model = cls(opened, distribution, state.entities)
         if distribution.least_squares:
             # The same at all coefficients: a difference of two masked sums is a site's part.
             state.report(model.column_sums)
@@ -131,6 +130,16 @@ class SiteModel(FitRows):
         if "glm point" in state:  # left from another fit
             state.forget("glm point")
         return model, {"response": sums}
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Family and link."""
+        return self.request
+
+    @property
+    def p(self) -> int:
+        """Number of coefficients."""
+        return len(self.opened.scale)
 
     @property
     def own_numbers(self) -> int:
@@ -168,43 +177,82 @@ class SiteModel(FitRows):
         for rows, X in self.opened.chunks():
             yield glm_rows(rows, X if columns is None else np.ascontiguousarray(X[:, columns]))
 
-    def answered_at(
+    @property
+    def matrices(self) -> Floats:
+        """One predictor, which has all coefficients."""
+        return np.eye(self.p)[None]
+
+    def columns_of(self, X: Floats) -> Sequence[Floats]:
+        """Return the columns themselves."""
+        return [X]
+
+    def means(self, own: Floats) -> Iterator[tuple[Rows, RowMeans]]:
+        """Yield the rows with their means, piece by piece."""
+        for rows in (piece for chunk in self.chunks() for piece in chunk.pieces()):
+            with np.errstate(all="ignore"):
+                at = row_means(rows, self.distribution, linear_predictor(rows, own))
+            yield rows, at
+
+    def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+        """Yield columns, log-likelihoods less those of the saturated model, scores, and minus the weights."""
+        for rows, at in self.means(own):
+            with np.errstate(all="ignore"):
+                logs, score = at.deviances(rows) / -2.0, at.weight * at.residual(rows.y)
+                weight = at.weight * at.expected
+            yield rows.X, logs, score[:, None], -weight[:, None, None]
+
+    def sums(self, own: Floats, observed: bool = False, meat: bool = False) -> Sums:  # type: ignore[override]
+        """Sum over the rows by the fused kernel."""
+        return evaluate(self.chunks(), own, self.distribution, observed=observed, meat=meat)
+
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of all sums at a point; "totals" are weights, deviances, Pearson residuals."""
+        more: dict[str, list[RowTerms]] = {"observed": [], "meat": [], "totals": []}
+        for rows, at in self.means(own):
+            one, freq = np.ones((len(rows), 1)), np.ones(len(rows)) if rows.freq is None else rows.freq
+            observed = at.weight * at.expected * at.curvature(rows.y)
+            more["observed"].append(RowTerms(rows.X, observed[:, None], rows.X))
+            more["meat"].append(RowTerms(rows.X, at.squares(rows)[:, None], rows.X))
+            totals = np.column_stack([freq, at.deviances(rows), at.pearson(rows)])
+            more["totals"].append(RowTerms(one, totals, one))
+        return {**PredictorObjective.terms(self, own), **more}
+
+    def facts_at(  # type: ignore[override]
         self,
-        beta: Floats,
+        own: Floats,
         sums: Sums | None = None,
         instead: Mapping[str, Array] | None = None,
         distribution: DistributionSpec | None = None,
-    ) -> tuple[facts.ScoreAndInformation | facts.WorkingWeights, ...]:
+    ) -> Facts:
         """Declare the rows behind sums at coefficients of the site's own columns."""
         kind = distribution or self.distribution
-        return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)
+        return answered_at(self.opened, self.chunks, self.n, own, kind, sums, instead)
+
+    def key_of(self, own: Floats) -> tuple[DistributionSpec, bytes]:
+        """Return a point: family and coefficients."""
+        return self.distribution, own.tobytes()
+
+    def blocks(self) -> Iterator[RowsAtPoints]:
+        """Yield the rows with their means and weights."""
+        return blocks_of(self.opened, self.chunks)
 
     @property
     def weights_key(self) -> str:
         """What distinguishes the weights of rows at an estimate; least squares has those of the data."""
         weights = sorted(self.opened.question.weights.items())
         if self.distribution.least_squares:
-            return digest(weights) if weights else ""
+            return hashlib.sha256(json.dumps(weights).encode()).hexdigest()[:16] if weights else ""
         return self.key
 
     @property
-    def key(self) -> str:
-        """Digest of the model and of the rows that it is fitted on."""
-        question, used = self.opened.question.to_json(), self.opened.used
-        return digest([question, self.distribution.to_json()], used.tobytes())
+    def variant(self) -> str:
+        """Family and link."""
+        return self.distribution.to_json()
 
     @property
     def column_sums(self) -> facts.ColumnSums:
         """Functions of columns whose products the fit of these rows would reveal."""
         return self.opened.question.column_sums(self.opened.used, True, self.weights_key)
-
-    def score_products(self, beta: Floats) -> facts.SummedProducts:
-        """Fact on the products of rows' scores at coefficients of the site's own columns."""
-        squares = []
-        for rows in self.chunks():
-            ones = replace(rows, X=np.ones((len(rows), 1)), offset=linear_predictor(rows, beta))
-            squares.append(row_scores(ones, np.zeros(1), self.distribution)[:, 0] ** 2)
-        return self.opened.products_with(np.concatenate(squares))
 
     def products_by_outcome(self) -> Iterator[facts.SummedProducts]:
         """Facts on the products of columns over the rows with and without an event, for other links.
@@ -222,17 +270,6 @@ class SiteModel(FitRows):
             if not here.all():
                 fact = self.opened.products_with(here.astype(np.float64))
                 yield replace(fact, names=[f"{column} (where {outcome})" for column in fact.names], rows=None)
-
-    def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
-        """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
-        if beta is not None:
-            check_lengths(name, beta=(beta, self.p))
-        return standard_place(self.opened, shift, scale)
-
-
-def digest(content: object, more: bytes = b"") -> str:
-    """Short digest of plain values, and of bytes."""
-    return hashlib.sha256(json.dumps(content).encode() + more).hexdigest()[:16]
 
 
 enter_start(SiteModel)
@@ -268,8 +305,8 @@ def sums_at(
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
     # Facts come before any description: the disclosure checks judge the weights of rows at this point.
-    sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
-    state.report(*model.answered_at(beta, sums, instead))
+    sums = model.sums(beta, observed)
+    state.report(*model.facts_at(beta, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
     return sums
 
@@ -317,16 +354,17 @@ def sum_scores(
     weights, deviance, Pearson's statistic; ``null``: score, information, deviance.
     """
     model, more = model_of(state), bool(observed)
-    T = model.translation(data.name, beta, shift, scale)
+    place = None if beta is None else model.place(shift, scale, beta)
+    T = standard_place(model.opened, shift, scale) if place is None else place.to_own
     without = {}
     if null is not None:
         without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
-    if beta is None:
+    if place is None:
         # No coefficients were chosen: the weights are those of the data, and single out no row.
         state.report(*AT_THE_START)
         sums = evaluate(model.chunks(), None, model.distribution)
     else:
-        sums = sums_at(state, model, T @ beta, more, describe_nothing(model.p, more) | without)
+        sums = sums_at(state, model, place.own, more, describe_nothing(model.p, more) | without)
     if more:
         assert sums.observed is not None
         without["observed"] = T.T @ sums.observed @ T
@@ -371,9 +409,9 @@ def judge(
     :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
     """
     model = model_of(state)
-    T = model.translation(data.name, beta, shift, scale)
+    place = model.place(shift, scale, beta)
+    own, T = place.own, place.to_own
     check_lengths(data.name, dispersion=(dispersion, 2))
-    own = T @ beta
     at = sums_at(state, model, own)
     # Both likelihoods need the final dispersion, which is known only after the last sum_scores.
     llf = log_likelihood(model.chunks(), own, model.distribution, float(dispersion[0]))
@@ -381,8 +419,8 @@ def judge(
     fit = np.array([llf, without.log_likelihood, without.deviance])
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
-        state.report(model.score_products(own))
-        sums = evaluate(model.chunks(), own, model.distribution, meat=True)
+        state.report(*model.products_at(own))
+        sums = model.sums(own, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
     if apart:
@@ -412,16 +450,11 @@ def sum_site(
     all sites' rows at them, and `power` that of one less a leverage.
     """
     model = model_of(state)
-    T = model.translation(data.name, beta, shift, scale)
-    at = sums_at(state, model, T @ beta)
-    own = T.T @ at.information @ T
-    request = LeverageRequest.of(data.name, own, to_units(shift, scale), inverse, power)
+    place = model.place(shift, scale, beta)
+    at, T = sums_at(state, model, place.own), place.to_own
+    own, units = T.T @ at.information @ T, model.units(shift, scale, beta)
+    request = LeverageRequest.of(data.name, own, units, inverse, power)
     return sum_corrected(state, request, (T.T @ at.score)[None], lambda _: own[None])
-
-
-def to_units(shift: Floats, scale: Floats) -> Floats:
-    """Matrix from coefficients of standardized columns to those in the units of the data, (p, p)."""
-    return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -430,9 +463,6 @@ def to_units(shift: Floats, scale: Floats) -> Floats:
 # The coordinator must know which clusters occur at several sites, but no label. It receives keyed hashes; the
 # sites share the key, and the coordinator does not have it.
 
-CLUSTER_BLOCK = 65_536
-ZERO = 1e-9
-"""Standard deviations from zero within which a value counts as zero."""
 MAX_CLUSTER_CELLS = 2**24
 """Largest number of values by clusters or strata of several sites."""
 
@@ -449,6 +479,10 @@ class RowClusters:
     cluster: Ints
     stratum: Ints
     columns: tuple[str, ...]
+
+    def among(self, chosen: Bools) -> Ints:
+        """Return the number of each row's cluster among the chosen ones (G,), -1 in others: (n,)."""
+        return np.where(chosen, np.cumsum(chosen) - 1, -1)[self.code]
 
 
 HASHES = presence("keyed hashes of the labels of clusters")
@@ -554,7 +588,8 @@ def sum_clusters(
     except for the hashes.
     """
     model = model_of(state)
-    T = model.translation(data.name, beta, shift, scale)
+    place = model.place(shift, scale, beta)
+    own, T = place.own, place.to_own
     groups = state.use("glm groups", RowClusters, "clusters were not listed; request 'list_clusters' first")
     p = len(beta)
     _check_hashes(data.name, "shared", shared, p)
@@ -567,35 +602,34 @@ def sum_clusters(
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     # Each sum below is an aggregate of its own: the disclosure checks count the rows behind each.
     state.report(facts.ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
-    state.report(facts.ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
-    state.report(*model.answered_at(T @ beta))
-    state.report(model.score_products(T @ beta))
-    scores = cluster_scores(data, state, groups, T @ beta) @ T
-    own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
-    shared_sums, place = np.zeros((len(shared), p)), np.searchsorted(shared, groups.cluster[single])
-    shared_sums[place] = scores[single]
+    state.report(facts.ClusterProducts(model.shared_columns(groups.code), groups.columns))
+    state.report(*model.facts_at(own), *model.products_at(own))
+    scores = model.cluster_scores(own, groups.code, len(rows)) @ T
+    spanned = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
+    shared_sums, found = np.zeros((len(shared), p)), np.searchsorted(shared, groups.cluster[single])
+    shared_sums[found] = scores[single]
     within, lonely = _within_strata(scores[alone], groups.stratum[alone])
     arrays: dict[str, Array] = {}
     if inverse is not None:
-        whole = T.T @ sums_at(state, model, T @ beta).information @ T
-        request = LeverageRequest.of(data.name, whole, to_units(shift, scale), inverse, power)
-        here = np.flatnonzero(~single)
+        whole, units = T.T @ sums_at(state, model, own).information @ T, model.units(shift, scale, beta)
+        request = LeverageRequest.of(data.name, whole, units, inverse, power)
+        code = groups.among(~single)
 
         def information(part: slice) -> Floats:
-            return T.T @ cluster_information(model, groups, T @ beta, here[part]) @ T
+            return T.T @ model.cluster_information(own, code, part) @ T
 
-        arrays = sum_corrected(state, request, scores[here], information)
+        arrays = sum_corrected(state, request, scores[~single], information)
         if request.power:
             # Products of a shared cluster are more than its score: they need more rows.
             state.report(facts.ClusterRowCounts(rows[single].tolist(), equations=p + 1))
             arrays["shared_information"] = np.zeros((len(shared), p, p))
-            together = cluster_information(model, groups, T @ beta, np.flatnonzero(single))
-            arrays["shared_information"][place] = T.T @ together @ T
-        own = [part[:0] for part in own]
+            together = model.cluster_information(own, groups.among(single), slice(0, int(single.sum())))
+            arrays["shared_information"][found] = T.T @ together @ T
+        spanned = [part[:0] for part in spanned]
     return arrays | {
         "counts": np.array([float((spans & (groups.stratum == stratum)).sum()) for stratum in spanning]),
-        "sums": np.array([part.sum(axis=0) for part in own]).reshape(-1, p),
-        "outer": np.array([part.T @ part for part in own]).reshape(-1, p, p),
+        "sums": np.array([part.sum(axis=0) for part in spanned]).reshape(-1, p),
+        "outer": np.array([part.T @ part for part in spanned]).reshape(-1, p, p),
         "shared": groups.cluster[single],
         "shared_strata": groups.stratum[single],
         "shared_sums": shared_sums,
@@ -623,46 +657,3 @@ def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
         part = part - part.mean(axis=0)
         total += len(part) / (len(part) - 1.0) * (part.T @ part)
     return total, np.array([len(strata), lonely])
-
-
-def count_clusters(model: SiteModel, groups: RowClusters, chosen: Bools) -> Ints:
-    """Count the chosen clusters in which both of two columns are nonzero in some row, (p, p)."""
-    there, at = np.zeros((len(chosen), model.p), dtype=np.bool_), 0
-    for _, X in model.opened.chunks():
-        # Columns come standardized: a zero of the data is what the standardization makes of it.
-        nonzero = np.abs(X * model.opened.scale + model.opened.shift) > ZERO * model.opened.scale
-        code = groups.code[at : at + len(X)]
-        for k in range(model.p):
-            there[code[nonzero[:, k]], k] = True
-        at += len(X)
-    within = there[chosen].astype(np.float64)
-    return (within.T @ within).astype(np.int64)
-
-
-def cluster_information(model: SiteModel, groups: RowClusters, beta: Floats, chosen: Ints) -> Floats:
-    """Sum of the rows' expected information over each of the chosen clusters, (g, p, p)."""
-    found, at = np.zeros((len(chosen), model.p, model.p)), 0
-    place = np.full(len(groups.cluster), -1)
-    place[chosen] = np.arange(len(chosen))
-    for rows, X in model.opened.chunks():
-        code = place[groups.code[at : at + len(X)]]
-        weight, _ = row_weights(glm_rows(rows, X), beta, model.distribution)
-        inside = code >= 0
-        found += cluster_products(X[inside], weight[inside], code[inside], len(found))
-        at += len(X)
-    return found
-
-
-def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floats) -> Floats:
-    """Sum of the rows' scores by cluster, (G, p)."""
-    model = model_of(state)
-    out = np.zeros((len(groups.cluster), model.p))
-    at = 0
-    for rows, X in model.opened.chunks():
-        all_rows = glm_rows(rows, X)
-        # Scores of all rows at once would be as large as the design.
-        for start in range(0, len(X), CLUSTER_BLOCK):
-            part = all_rows.part(slice(start, start + CLUSTER_BLOCK))
-            np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))
-            at += len(part.y)
-    return out

@@ -154,7 +154,7 @@ def answered_at(
     def each() -> Floats:
         return np.concatenate([row_weights(rows, beta, distribution) for rows in chunks()], axis=1)
 
-    parts = partial(_blocks, opened, chunks)
+    parts = partial(blocks_of, opened, chunks)
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
@@ -192,11 +192,12 @@ def weighted_by(
         return np.abs(np.concatenate(found)).T
 
     point = (distribution, np.asarray(beta, dtype=float).tobytes(), vectors)
-    parts = partial(_blocks, opened, chunks)
+    parts = partial(blocks_of, opened, chunks)
     return WorkingWeights(each, flat=flat), ScoreAndInformation(opened, n, point, parts)
 
 
-def _blocks(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:
+def blocks_of(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:
+    """Yield the rows in blocks for the check of what sums at several points single out."""
     for rows in chunks():
         for start in range(0, len(rows), BLOCK):
             yield RowsAtPoints(rows.part(slice(start, start + BLOCK)), opened.question.intercept)

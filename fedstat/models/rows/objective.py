@@ -34,6 +34,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 Declarations: TypeAlias = Mapping[str, ArrayDeclaration]
 Facts: TypeAlias = tuple[facts.ScoreAndInformation | facts.WorkingWeights, ...]
+ZERO = 1e-9
+"""Standard deviations from zero within which a value counts as zero."""
 
 
 def own_part(
@@ -191,10 +193,15 @@ class FitRows(ABC):
 
     def shared_columns(self, code: Ints) -> Ints:
         """Count the clusters of two rows or more in which both of two columns are nonzero, (p, p)."""
-        several = np.bincount(code) >= 2
-        columns = np.concatenate([self.opened.in_units(X) for _, X in self.opened.chunks()]) != 0.0
-        there = np.array([np.bincount(code, column) > 0.0 for column in columns.T])[:, several].astype(float)
-        return np.asarray(there @ there.T, dtype=np.int64)
+        several, scale = np.bincount(code) >= 2, self.opened.scale
+        there, at = np.zeros((len(several), len(scale)), dtype=np.bool_), 0
+        for _, X in self.opened.chunks():
+            nonzero = np.abs(self.opened.in_units(X)) > ZERO * scale
+            here, at = code[at : at + len(X)], at + len(X)
+            for k in range(len(scale)):
+                there[here[nonzero[:, k]], k] = True
+        within = there[several].astype(np.float64)
+        return np.asarray(within.T @ within, dtype=np.int64)
 
 
 class Objective(FitRows):
@@ -279,9 +286,9 @@ class Objective(FitRows):
         yield RowsWithWeights(lambda key: self.vectors(np.frombuffer(key)), X, slice(None))
 
     @property
-    @abstractmethod
     def first(self) -> Floats:
-        """Parameters (q,) at which the fit of the site's rows starts."""
+        """Parameters (q,) at which the fit of the site's rows starts: without effects."""
+        return np.zeros(len(self.known))
 
     @property
     def known(self) -> Bools:
@@ -308,7 +315,11 @@ class Objective(FitRows):
 
     @abstractmethod
     def cluster_information(self, own: Floats, code: Ints, part: slice) -> Floats:
-        """Return the information of each of a range of clusters, (g, q, q)."""
+        """Return the information of each of a range of clusters, (g, q, q); rows of code -1 are in none."""
+
+    def cluster_scores(self, own: Floats, code: Ints, count: int) -> Floats:
+        """Return the score of each cluster, (count, q)."""
+        return np.array([np.bincount(code, column, count) for column in self.row_scores(own).T]).T
 
     def margins(self, own: Floats, code: Ints, to_own: Floats) -> Margins | None:
         """Return the leverages of clusters in parameters beyond these, if there are any."""
@@ -430,6 +441,10 @@ class PredictorObjective(Objective):
         T = translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
         return moved(M.reshape(-1, M.shape[2]), T)
 
+    def columns_of(self, X: Floats) -> Sequence[Floats]:
+        """Return the columns (m, q) of the parameters in each predictor, from those of rows (m, p)."""
+        return [X @ M for M in self.matrices]
+
     def sums(self, own: Floats) -> SiteSums:
         """Add up the terms."""
         found = self.terms(own)
@@ -441,7 +456,7 @@ class PredictorObjective(Objective):
         """Return the terms of the sums: derivatives by the predictors, times products of their columns."""
         score, information = [], []
         for X, _, g, H in self.rows_at(own):
-            Z, one = [X @ M for M in self.matrices], np.ones((len(X), 1))
+            Z, one = self.columns_of(X), np.ones((len(X), 1))
             score += [RowTerms(Z[j], g[:, j : j + 1], one) for j in range(len(Z))]
             pairs = product(range(len(Z)), repeat=2)
             information += [RowTerms(Z[j], -H[:, j, k, None], Z[k]) for j, k in pairs]
@@ -454,10 +469,18 @@ class PredictorObjective(Objective):
 
     def row_scores(self, own: Floats) -> Floats:
         """Return the scores of the rows."""
-        M = self.matrices
-        return np.concatenate(
-            [sum(g[:, j, None] * (X @ M[j]) for j in range(len(M))) for X, _, g, _ in self.rows_at(own)]
-        )
+        return np.concatenate([self._scores(X, g) for X, _, g, _ in self.rows_at(own)])
+
+    def _scores(self, X: Floats, g: Floats) -> Floats:
+        return np.asarray(sum(g[:, j, None] * Z for j, Z in enumerate(self.columns_of(X))))
+
+    def cluster_scores(self, own: Floats, code: Ints, count: int) -> Floats:
+        """Return the score of each cluster, (count, q), without those of all rows at once."""
+        found, at = np.zeros((count, self.matrices.shape[2])), 0
+        for X, _, g, _ in self.rows_at(own):
+            np.add.at(found, code[at : at + len(X)], self._scores(X, g))
+            at += len(X)
+        return found
 
     def residuals(self, own: Floats) -> Floats:
         """Return derivatives of the rows' log-likelihoods by their predictors, (n, J)."""

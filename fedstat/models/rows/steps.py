@@ -41,7 +41,9 @@ def rows_in(state: State, kind: type[Kind]) -> Kind:
 
 
 def enter_start(kind: type[FitRows]) -> None:
-    """Make the steps ``start`` and ``fit_alone`` of a family."""
+    """Make the steps ``start`` and ``fit_alone`` of a family, and register a likelihood by its name."""
+    if issubclass(kind, Objective):
+        OBJECTIVES[kind.family] = kind
 
     @step(kind.family, releases=kind.starts, request=kind.request_type, requests=kind.requests)
     def start(data: SiteData, state: State, request: Any) -> dict[str, Array]:
@@ -92,7 +94,6 @@ def translated(sums: SiteSums, place: Place) -> dict[str, Array]:
 
 def enter_steps(objective: type[Objective]) -> None:
     """Make the steps of a likelihood over rows, and register it by the name of its family."""
-    OBJECTIVES[objective.family] = objective
     enter_start(objective)
     family = objective.family
 
@@ -181,12 +182,12 @@ def sum_clusters(
     C = place.to_own
     state.report(*site.products_at(place.own))
     state.report(ClusterProducts(site.shared_columns(code), site.clusters))
-    scores = site.row_scores(place.own) @ C
-    by_cluster = np.array([np.bincount(code, column) for column in scores.T]).T
+    count = int(code.max()) + 1
+    by_cluster = site.cluster_scores(place.own, code, count) @ C
 
     def information(part: slice) -> Floats:
         return C.T @ site.cluster_information(place.own, code, part) @ C
 
     margins = site.margins(place.own, code, C) if leverages.power else None
     found = sum_corrected(state, leverages, by_cluster, information, margins)
-    return {"clusters": np.array(float(code.max() + 1)), **found}
+    return {"clusters": np.array(float(count)), **found}

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.optimize
+import statsmodels.api as sm
 from numpy.testing import assert_allclose
 from weibull import FederatedWeibull, WeibullRows
 
@@ -11,6 +12,7 @@ import fedstat as fs
 from fedstat.errors import MessageError
 from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request
+from fedstat.models.glm.steps import SiteModel
 from fedstat.models.rows import steps
 from fedstat.models.rows.objective import OBJECTIVES, RowTerms
 
@@ -25,6 +27,7 @@ TABLE["t"] = np.ceil(np.minimum(TIMES, 1.5) * 20.0) / 20.0
 TABLE["entry"] = np.where(TABLE["t"] > 0.4, 0.1 * (TABLE["g"] == "a"), 0.0)
 TABLE["y"] = np.digitize(TABLE["x"] + RNG.logistic(size=N), [-1.0, 1.0])
 PARTITION = fs.ClientPartition.from_frame(TABLE, by="site", policy=fs.Policy(min_level_count=1))
+PROBIT = sm.families.Binomial(sm.families.links.Probit())
 CASES = {
     "efron": lambda: fs.FederatedCox.from_formula("Surv(t, died) ~ x + z + strata(g)", PARTITION).fit(),
     "breslow": lambda: fs.FederatedCox.from_formula(
@@ -32,9 +35,16 @@ CASES = {
     ).fit(ties="breslow"),
     "ordinal": lambda: fs.FederatedOrdinal.from_formula("y ~ x + z", PARTITION, distr="cloglog").fit(),
     "multinomial": lambda: fs.FederatedMultinomial.from_formula("y ~ x", PARTITION, freq_weights="w").fit(),
+    "logit": lambda: fs.FederatedGLM.from_formula("died ~ x + z", PARTITION, freq_weights="w").fit(),
+    "probit": lambda: fs.FederatedGLM.from_formula("died ~ x + z", PARTITION, family=PROBIT).fit(),
+    "gamma": lambda: fs.FederatedGLM.from_formula(
+        "t ~ x + z", PARTITION, family=sm.families.Gamma(sm.families.links.Log()), var_weights="w"
+    ).fit(),
+    "normal": lambda: fs.FederatedGLM.from_formula("z ~ x", PARTITION, offset="t").fit(),
     "weibull": lambda: FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION).fit(),
 }
 FAMILY = {"efron": "cox", "breslow": "cox", "ordinal": "categories", "multinomial": "categories"}
+FAMILY |= dict.fromkeys(("logit", "probit", "gamma", "normal"), "glm")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,17 +58,25 @@ def weibull():
 @pytest.fixture(scope="module", params=CASES)
 def objective(request):
     """The rows of one site, and parameters near the estimate."""
-    asked, plain = [], steps.scores_at
+    kind, points = OBJECTIVES[FAMILY.get(request.param, request.param)], {}
+    plain = kind.place
 
-    def scores_at(state, site, place, declined=True):
-        asked.append((site, place.own))
-        return plain(state, site, place, declined)
+    def place(site, *args, **kwargs):
+        found = plain(site, *args, **kwargs)
+        # A family may evaluate another model at its rows: the first object is that of the fit.
+        points[id(site)] = site, found.own
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "scores_at", scores_at)
+        patch.setattr(kind, "place", place)
         CASES[request.param]()
-    site, own = asked[-len(PARTITION.sites)]
+    site, own = next(iter(points.values()))
     return site, own + 0.05 * np.cos(np.arange(len(own)))
+
+
+def kernel_sums(site, own):
+    """Return all sums of a kernel: a GLM has the observed information and products of scores as well."""
+    return site.sums(own, observed=True, meat=True) if isinstance(site, SiteModel) else site.sums(own)
 
 
 def added(terms):
@@ -77,17 +95,22 @@ def test_cases_are_of_all_objectives():
 
 def test_terms_add_up_to_the_sums(objective):
     site, own = objective
-    sums, terms = site.sums(own), site.terms(own)
-    assert_allclose(added(terms["score"])[:, 0], sums.score, rtol=1e-10, atol=1e-9)
-    assert_allclose(added(terms["information"]), sums.information, rtol=1e-10, atol=1e-9)
+    sums, terms = kernel_sums(site, own), dict(site.terms(own))
+    assert_allclose(added(terms.pop("score"))[:, 0], sums.score, rtol=1e-10, atol=1e-9)
+    if "totals" in terms:
+        totals = np.sum([one.sums()[:, 0, 0] for one in terms.pop("totals")], axis=0)
+        assert_allclose(totals, [sums.weight, sums.deviance, sums.pearson], rtol=1e-10)
+    assert set(terms) in ({"information"}, {"information", "observed", "meat"})
+    for name, parts in terms.items():
+        assert_allclose(added(parts), getattr(sums, name), rtol=1e-10, atol=1e-9)
 
 
 def test_sums_are_derivatives_of_the_likelihood(objective):
     site, own = objective
-    sums = site.sums(own)
+    sums = kernel_sums(site, own)
     assert_allclose(slope(lambda at: site.sums(at).loglik, own), sums.score, rtol=1e-6, atol=1e-5)
     found = -slope(lambda at: site.sums(at).score, own)
-    assert_allclose(found, sums.information, rtol=1e-5, atol=1e-4)
+    assert_allclose(found, getattr(sums, "observed", sums.information), rtol=1e-5, atol=1e-4)
 
 
 def test_scores_of_rows_and_information_of_clusters_add_up(objective):
@@ -98,13 +121,21 @@ def test_scores_of_rows_and_information_of_clusters_add_up(objective):
     assert_allclose(scores.sum(axis=0), sums.score, rtol=1e-9, atol=1e-9)
     parts = [site.cluster_information(own, code, part) for part in (slice(0, 3), slice(3, 7))]
     assert_allclose(np.concatenate(parts).sum(axis=0), sums.information, rtol=1e-9, atol=1e-9)
+    by_cluster = np.array([scores[code == k].sum(axis=0) for k in range(7)])
+    assert_allclose(site.cluster_scores(own, code, 7), by_cluster, rtol=1e-9, atol=1e-9)
 
 
 def test_every_weight_of_a_score_is_checked(objective):
     site, own = objective
     checked = np.concatenate([part.vectors((site.key_of(own),)) for part in site.blocks()])
     assert len(checked) == site.n
-    for column in np.column_stack([one.weights for one in site.terms(own)["score"]]).T:
+    name = "score"
+    if isinstance(site, SiteModel):
+        # A score is the weighted response, the same at all points, less the mean, unless the link is another.
+        y = np.concatenate([rows.y * (1.0 if rows.weight is None else rows.weight) for rows in site.chunks()])
+        checked = np.column_stack([checked, y[:, None] - checked])
+        name = "score" if site.distribution.canonical else "information"
+    for column in np.column_stack([one.weights for one in site.terms(own)[name]]).T:
         assert np.abs(np.abs(checked.T) - np.abs(column)).max(axis=1).min() < 1e-12
 
 
@@ -114,10 +145,13 @@ def test_numbers_and_shapes_of_the_own_fit_are_those_of_its_arrays(objective):
     assert problem == ""
     assert {name: one.shape for name, one in arrays.items()} == dict(site.own_shapes)
     # The information is symmetric, and mean and deviation of the constant are known.
-    [columns] = arrays.keys() - {"beta", "information"}
+    [columns] = arrays.keys() - {"beta", "information", "pearson", "count"}
     symmetric = len(own) * (len(own) + 1) // 2
-    constant = 2 if arrays[columns].ndim == 2 else 0
-    assert site.own_numbers == len(own) + symmetric + arrays[columns].size - constant
+    moments = arrays[columns].size - (2 if arrays[columns].ndim == 2 else 0)
+    if isinstance(site, SiteModel):
+        # Pearson's statistic; and with least squares the information is that of the columns' moments.
+        moments = 1 if site.distribution.least_squares else moments + 1
+    assert site.own_numbers == len(own) + symmetric + moments
     assert np.abs(site.sums(arrays["beta"]).score).max() < 1e-4
 
 
