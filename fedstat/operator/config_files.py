@@ -129,6 +129,10 @@ on_pending = ""
 approval_days = 30
 message_days = 90
 
+# Number of analyses that may be open here at the same time. Further ones wait until one has ended, or had no
+# request for 15 minutes. Each open analysis takes up memory.
+sessions = 32
+
 # Where the data are. A relative path is relative to this file.
 [data]
 kind = {kind}          # one of {kinds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -44,7 +45,16 @@ from fedstat.federation.disclosure.refusals import RefusalLog
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.request_checks import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.rules import stricter_rules
-from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
+from fedstat.federation.disclosure.state import (
+    CONNECTING_FAMILY,
+    MAX_SESSIONS,
+    MOST_OVER,
+    SESSION_END_REASONS,
+    STALLED,
+    SiteData,
+    SiteTrust,
+    State,
+)
 from fedstat.federation.tables.checks import control_problems, raise_problems
 from fedstat.federation.tables.columns import text_problems
 from fedstat.federation.tables.published import Published, PublishedColumn
@@ -222,6 +232,7 @@ class Site:
         self.refusals = RefusalLog(name, site_ledger, log)
         self.states: dict[str, State] = {}
         self._put_out: dict[str, str] = {}
+        self.max_sessions, self.lets_sessions_wait = MAX_SESSIONS, False
 
     @property
     def data(self) -> SiteData:
@@ -336,6 +347,24 @@ class Site:
         stated = request.purpose
         who = (client, stated.person, stated.study, stated.purpose)
         return chain is not None and bool(chain.entries) and chain.subject.who not in (NO_SUBJECT.who, who)
+
+    def has_room(self, request: message.Request) -> bool:
+        """Return whether a request begins no session that would replace one in which an analysis runs."""
+        known = request.session in self.states or request.session in self._put_out
+        known = known or not request.session or self.site_ledger.resumed(request.session)
+        if known or request.family in (CONNECTING_FAMILY, RECEIPT_FAMILY):
+            return True
+        if len(self.states) < self.max_sessions or self._replaceable() is not None:
+            return True
+        latest = max(one.used for one in self.states.values())
+        return len(self.states) < MOST_OVER * self.max_sessions and time.monotonic() - latest > STALLED
+
+    def _replaceable(self) -> str | None:
+        """Return the session that goes first: a connection, then an ended run, then one that is idle."""
+        free = [name for name, one in self.states.items() if one.may_be_replaced]
+        # The oldest of those that are equal: sessions are in the order of their latest request.
+        order = {name: (not self.states[name].is_empty, not self.states[name].run_ended) for name in free}
+        return min(free, key=order.__getitem__, default=None)
 
     def answer(self, request: bytes | message.RequestMessage, client: str = "", written: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
@@ -469,6 +498,8 @@ class Site:
         if not context.receipt:
             record_step(state, request, step)
             self._keep_state(request.session, state)
+        elif request.session in self.states:
+            self.states[request.session].run_ended = True
 
     def _check_address(self, request: message.Request) -> None:
         if request.site != self.name:
@@ -517,13 +548,18 @@ class Site:
     def _keep_state(self, session: str, state: State) -> None:
         """Store the state of a session as the latest; one without a reply does not replace others.
 
-        Sessions that keep nothing for a later request, such as those of a connection, go first, then those
-        without requests for the longest time. A fit that goes on is not replaced by analysts who connect.
+        Sessions in which no analysis runs go first, then those that keep nothing for a later request, then
+        those without requests for the longest time. A served site lets a new session wait instead.
         """
         self.states.pop(session, None)
-        while len(self.states) >= MAX_SESSIONS:
-            idle = (name for name, one in self.states.items() if one.is_empty)
-            first = next(idle, None) or next(iter(self.states))
+        state.used, state.run_ended = time.monotonic(), False
+        if state.is_connection and len(self.states) >= self.max_sessions and self._replaceable() is None:
+            return
+        while len(self.states) >= self.max_sessions:
+            if self.lets_sessions_wait and self._replaceable() is None:
+                break
+            empty = (name for name, one in self.states.items() if one.is_empty)
+            first = self._replaceable() or next(empty, None) or next(iter(self.states))
             del self.states[first]
             self._put_out[first] = SESSION_END_REASONS["newer"]
         self.states[session] = state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -24,10 +25,21 @@ from fedstat.typing import Array
 
 KeptT = TypeVar("KeptT")
 MAX_SESSIONS = 32
+"""Sessions that a site keeps at the same time; a served site's owner sets another number."""
+CONNECTING_FAMILY = "schema"
+"""Family of the requests of a connection, which keep nothing for later ones."""
+STALLED, MOST_OVER = 5.0, 4
+"""Seconds without requests after which a served site opens one session too many; the most, as a multiple.
+
+Two analyses could otherwise wait for each other, each with a session at one site and none at the other.
+"""
+IDLE = 900.0
+"""Seconds without a request after which another session may replace one whose run has not ended."""
 SESSION_END_REASONS = {
     "restart": "it was started again since this session began, and the state of the fit is gone; its "
     "ledger continues. Make the model again with from_formula",
-    "newer": f"{MAX_SESSIONS} newer sessions have replaced this one. Make the model again with from_formula",
+    "newer": "newer sessions have replaced this one, which had no requests for the longest time. Make the "
+    "model again with from_formula. The site's owner sets the number of sessions in site.toml, sessions",
     "rules": "its owner has made its rules stricter since this session began. Make the model again with "
     "from_formula",
     "records": "its data were read again since this session began, and have changed. Make the model "
@@ -191,6 +203,7 @@ class State:
         self._formula_begins = True
         self.admitted = AdmittedRoles(site, {})  # roles of the present request
         self.subject = NO_SUBJECT
+        self.used, self.run_ended = time.monotonic(), False
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
@@ -199,6 +212,16 @@ class State:
     def is_empty(self) -> bool:
         """Whether nothing is stored for a later request."""
         return not self._items
+
+    @property
+    def is_connection(self) -> bool:
+        """Whether there were only requests of a connection, which keep nothing."""
+        return self.is_empty and set(self.last) <= {CONNECTING_FAMILY}
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Whether no analysis is lost if another session replaces this one."""
+        return self.is_connection or self.run_ended or time.monotonic() - self.used > IDLE
 
     @property
     def entities(self) -> int:

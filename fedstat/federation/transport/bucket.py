@@ -15,12 +15,15 @@ from fedstat.errors import EngineError, FedstatWarning, PartitionError, Security
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.transport.mailbox import (
     BUCKET,
+    BUSY,
     CLOSED,
     MOST_NOTES,
     NOTES_AT_ONCE,
+    STATUS_OF_NOTES,
     UNTRUSTED,
     AnsweringSite,
     Backoff,
+    BusyError,
     is_bucket,
     open_note,
     untrusted_note,
@@ -363,7 +366,7 @@ class _BucketWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.transport.identity)
-        self._write_status("It answers no requests for now; its owner finds the reason in the site's log.")
+        self._write_status(STATUS_OF_NOTES[note.why])
 
     def _write_status(self, said: str) -> None:
         if said not in self._reported:
@@ -387,7 +390,7 @@ class BucketInbox:
     refused: Callable[[str], None]
     _cursor: Cursor | None = None
     _reported: set[str] = field(default_factory=set)
-    _noted: set[str] = field(default_factory=set)
+    _noted: set[tuple[str, str]] = field(default_factory=set)
     _notes: int = 0
 
     def poll(self, site: AnsweringSite) -> bool:
@@ -397,6 +400,9 @@ class BucketInbox:
             for key, number in self._new():
                 try:
                     busy |= self._answer(site, key, number)
+                except BusyError:  # a later look answers it, and the others go on
+                    self._say_once(site, key, number, BUSY)
+                    continue
                 except SecurityError as error:
                     self._report_once(key, str(error))
                     if notes and self._notes < MOST_NOTES and self._note(site, key, number, UNTRUSTED):
@@ -411,11 +417,14 @@ class BucketInbox:
         """Leave notes for the coordinator: the site is paused and answers no request."""
         try:
             for key, number in self._new()[: 2 * NOTES_AT_ONCE]:
-                if key not in self._noted:
-                    self._noted.add(key)
-                    self._note(site, key, number, CLOSED)
+                self._say_once(site, key, number, CLOSED)
         except EngineError as error:
             self._report_once("", str(error))
+
+    def _say_once(self, site: AnsweringSite, key: str, number: str, why: str) -> None:
+        if (key, why) not in self._noted:
+            self._noted.add((key, why))
+            self._note(site, key, number, why)
 
     @property
     def cursor(self) -> Cursor:

@@ -26,6 +26,7 @@ from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import open_regular, shared_folder_hint, write_shared
 from fedstat.federation.transport.mailbox import (
+    STATUS_OF_NOTES,
     UNTRUSTED,
     Backoff,
     Inbox,
@@ -166,9 +167,7 @@ class _FolderWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.transport.identity)
-        self._write_status(
-            "note", "It answers no requests for now; its owner finds the reason in the site's log."
-        )
+        self._write_status(note.why, STATUS_OF_NOTES[note.why])
 
     def _write_status(self, what: str, said: str) -> None:
         if what not in self._said:

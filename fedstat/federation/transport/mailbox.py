@@ -179,6 +179,13 @@ def _numbers(folder: Path, kind: str) -> set[str]:
         return set(_named(found, kind))
 
 
+def _sent(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:  # moved after it was listed
+        return 0
+
+
 def _named(found: Iterator[os.DirEntry[str]], kind: str) -> Iterator[str]:
     for entry in found:
         number, dot, suffix = entry.name.partition(".")
@@ -196,16 +203,34 @@ def _named(found: Iterator[os.DirEntry[str]], kind: str) -> Iterator[str]:
 
 UNTRUSTED: Literal["untrusted"] = "untrusted"
 CLOSED: Literal["closed"] = "closed"
+BUSY: Literal["busy"] = "busy"
+STATUS_OF_NOTES = {
+    CLOSED: "It answers no requests for now; its owner finds the reason in the site's log.",
+    BUSY: "All its sessions are in use by other analyses. This one waits for its turn, and continues by "
+    "itself. If this happens often, the owner of the site can raise 'sessions' in site.toml.",
+}
+"""What the analyst reads while a request waits."""
+
+
+class BusyError(EngineError):
+    """All sessions of a site are in use, so that a request that begins one has to wait.
+
+    Examples
+    --------
+    >>> from fedstat.federation.transport.mailbox import BusyError
+    >>> str(BusyError("all sessions are in use"))
+    'all sessions are in use'
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorNote:
-    """Why a request has no reply: its key is not that of the coordinator, or the site is paused.
+    """Why a request has no reply: its key is not that of the coordinator, or the site is paused or busy.
 
     `question` is the digest of the signed bytes, `key` the fingerprint of the key that signed them.
     """
 
-    why: Literal["untrusted", "closed"]
+    why: Literal["untrusted", "closed", "busy"]
     question: str
     key: str
 
@@ -271,7 +296,7 @@ class AnsweringSite(Protocol):
     """A site as its inbox needs it."""
 
     def answer(self, question: bytes | IO[bytes], where: str, number: str) -> bytes:
-        """Answer a request of its coordinator; SecurityError for any other sender."""
+        """Answer a request of its coordinator; SecurityError for any other sender, BusyError if it waits."""
         ...
 
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
@@ -316,7 +341,7 @@ class Inbox:
     refused: Callable[[str], None]
     keep_days: float = math.inf
     _passed: set[tuple[str, int]] = field(default_factory=set)
-    _noted: set[tuple[str, int]] = field(default_factory=set)
+    _noted: set[tuple[tuple[str, int], str]] = field(default_factory=set)
     _reported: set[str] = field(default_factory=set)
     _notes: int = 0
     _waiting: list[str] = field(default_factory=list)
@@ -342,6 +367,8 @@ class Inbox:
                     busy = True
             except FileNotFoundError:  # moved after it was listed
                 continue
+            except BusyError:  # a later look answers it, and the others go on
+                self._say_once(site, path, look, BUSY)
             except OSError as error:
                 self._report_once(
                     number, f"'{path}' cannot be read ({error.strerror}){shared_folder_hint(path, error)}"
@@ -364,9 +391,13 @@ class Inbox:
                 look = (number, path.lstat().st_mtime_ns)
             except OSError:
                 continue
-            if look not in self._noted and look not in self._passed:
-                self._noted.add(look)
-                self._note(site, path, number, CLOSED)
+            if look not in self._passed:
+                self._say_once(site, path, look, CLOSED)
+
+    def _say_once(self, site: AnsweringSite, path: Path, look: tuple[str, int], why: str) -> None:
+        if (look, why) not in self._noted:
+            self._noted.add((look, why))
+            self._note(site, path, look[0], why)
 
     def _find(self) -> list[str]:
         """Return the numbers of requests without a reply, in order; none while a folder is out of reach."""
@@ -380,7 +411,8 @@ class Inbox:
             remedy = shared_folder_hint(self.part.place, error)
             self._report_once("", f"'{self.part.place}' cannot be read or created ({error.strerror}){remedy}")
             return []
-        return list(self._waiting)
+        # The oldest first, at every site: analyses that wait for a session then wait in the same order.
+        return sorted(self._waiting, key=lambda number: (_sent(self.part.request(number)), number))
 
     def _list(self) -> None:
         """List the open requests if the folder may have changed; most looks find nothing new."""

@@ -34,7 +34,6 @@ from typing import Protocol, runtime_checkable
 from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, PolicyError, SessionError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
-from fedstat.federation.disclosure.state import MAX_SESSIONS
 from fedstat.federation.message import (
     NO_PURPOSE,
     RUNS,
@@ -54,7 +53,7 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol, RoundEngine, e
 from fedstat.federation.protocols.receipts import RECALL
 from fedstat.federation.transport.analysis_notes import NoteKeeper
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
-from fedstat.federation.transport.mailbox import NUMBER_LENGTH
+from fedstat.federation.transport.mailbox import NUMBER_LENGTH, BusyError
 from fedstat.federation.transport.session_store import SessionFolder
 
 UNNUMBERED = "a request without a turn number must be the only one of its session; use a RemoteEngine"
@@ -106,6 +105,7 @@ class SiteServer:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        site.lets_sessions_wait = True
         self._last: dict[str, dict[bytes, BundledReply]] = {}
         self._sessions = SessionFolder.of(site)
         self._lock = Lock()
@@ -113,13 +113,15 @@ class SiteServer:
     def answer(self, request: bytes, client: str = "", written: str = "") -> bytes:
         """Answer the owner of this fingerprint; the last message of a session gets the same replies again.
 
-        `written` is the time of the signature, as the client states it.
+        `written` is the time of the signature, as the client states it. BusyError if the message begins a
+        session for which there is no room.
         """
         with self._lock:
             try:
                 questions = unbundle(request)
             except MessageError as error:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {error}"))
+            self._check_room(questions[0])
             answers, begun = list[bytes](), set[str]()
             for question in questions:
                 answer = self._answer_one(question, (client, written), begun)
@@ -130,6 +132,15 @@ class SiteServer:
                 for session in begun:
                     self._sessions.keep(session, self._last[session])
             return bundle(answers) if len(questions) > 1 else answers[0]
+
+    def _check_room(self, request: bytes) -> None:
+        """Let a message wait that begins a session, rather than end the fit of another analyst."""
+        try:
+            requested = RequestMessage(request).request
+        except MessageError:  # the site states the reason and records it
+            return
+        if not self.site.has_room(requested):
+            raise BusyError(f"{self.site.name}: all {self.site.max_sessions} sessions are in use")
 
     def _answer_one(self, request: bytes, client: tuple[str, str], begun: set[str]) -> BundledReply:
         """Answer one request of a message, which has `begun` to answer in these sessions."""
@@ -158,7 +169,7 @@ class SiteServer:
         """Keep a reply together with the others of its message, and only those."""
         earlier = self._last.pop(session, {}) if session in begun else {}
         self._last.pop(session, None)
-        while len(self._last) >= MAX_SESSIONS:
+        while len(self._last) >= self.site.max_sessions:
             del self._last[next(iter(self._last))]
         begun.add(session)
         self._last[session] = {**earlier, digest: answer}

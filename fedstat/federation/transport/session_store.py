@@ -33,7 +33,7 @@ from fedstat.federation.audit.event_log import SessionChain
 from fedstat.federation.audit.ledger_file import LedgerFile
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.disclosure.site import Site
-from fedstat.federation.disclosure.state import MAX_SESSIONS, State
+from fedstat.federation.disclosure.state import State
 from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.message import VERSION, BundledReply
 from fedstat.federation.state_formats import NUMBER, SESSION
@@ -474,8 +474,10 @@ class SessionFolder:
     def _remove_old(self) -> None:
         """Remove sessions without recent requests, and those that newer sessions replace."""
         now = time.time()
-        for place, path in enumerate(self._kept()):
-            if place >= MAX_SESSIONS or now - path.stat().st_mtime > OLD:
+        held = {self._place(session) for session in self._site.states}
+        kept = sorted(self._kept(), key=lambda path: path not in held)  # those of this process stay
+        for place, path in enumerate(kept):
+            if place >= self._site.max_sessions or now - path.stat().st_mtime > OLD:
                 shutil.rmtree(path, ignore_errors=True)
                 self._parts = {
                     session: parts for session, parts in self._parts.items() if self._place(session) != path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import IO
@@ -14,7 +14,7 @@ from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_en
 from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.transport.live_config import LiveConfig
-from fedstat.federation.transport.mailbox import ErrorNote
+from fedstat.federation.transport.mailbox import BUSY, CLOSED, ErrorNote
 from fedstat.federation.transport.remote import SiteServer, request_number
 from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription
 
@@ -52,6 +52,8 @@ def note_signed(
 ) -> bytes | None:
     """Sign a note on a request; None if its key is not the reason for the missing reply."""
     note = ErrorNote.on(question, coordinator, where)
+    if (note.why, why) == (CLOSED, BUSY):
+        note = replace(note, why=BUSY)
     return note.sign(site.trust.identity, site.name, number) if note.why == why else None
 
 
@@ -115,7 +117,7 @@ class SignedSite:
     def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
         """Answer a request that the coordinator signed for this site; SecurityError for any other.
 
-        ClosedError while the site answers no requests.
+        ClosedError while the site answers no requests, BusyError if the request has to wait for its turn.
         """
         with self._lock:
             self._reload_if_changed()

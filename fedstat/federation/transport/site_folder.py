@@ -39,7 +39,7 @@ from fedstat.federation.disclosure.approval import (
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleaseHistory, convert_history
 from fedstat.federation.disclosure.site import Site, load_families
-from fedstat.federation.disclosure.state import SiteTrust
+from fedstat.federation.disclosure.state import MAX_SESSIONS, SiteTrust
 from fedstat.federation.files import is_open_to_others, read_private, write_atomic
 from fedstat.federation.message import VERSION
 from fedstat.federation.tables.aligned_table import (
@@ -325,7 +325,8 @@ class SiteDescription:
     is used. `studies` are further studies with coordinators of their own, and `roles` what persons may
     request. `tables` has the folders of further tables, by name. `on_pending` is a command that is run when
     a plan waits. An approval is valid for `approval_days`, and requests with their replies stay in the
-    exchange folder for `message_days`. `consent` has the time of the owner's consent to an alignment, by
+    exchange folder for `message_days`. `sessions` is the number of analyses that the site keeps open at the
+    same time. `consent` has the time of the owner's consent to an alignment, by
     site; `roster` the digests of the accepted rosters, by number.
     """
 
@@ -344,6 +345,7 @@ class SiteDescription:
     on_pending: str = ""
     approval_days: float = 30.0
     message_days: float = 90.0
+    sessions: int = MAX_SESSIONS
 
     @property
     def study_keys(self) -> dict[str, str]:
@@ -396,6 +398,8 @@ class SiteDescription:
         check_study_names(self.studies)
         if min(self.approval_days, self.message_days) <= 0.0:
             raise PartitionError(f"{self.name}: approval_days and message_days are numbers of days above 0")
+        if self.sessions < 1:
+            raise PartitionError(f"{self.name}: sessions is a whole number of at least 1")
         if not all(number.isdecimal() for number in self.roster):
             raise PartitionError(f"{self.name}: [roster]: expected a digest for each roster number")
 
@@ -450,6 +454,7 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
 def apply_trust(site: Site, description: SiteDescription) -> None:
     """Apply the owner's trusted keys and consents, and how long an approval is valid."""
     trust, site.approvals.valid_days = site.trust, description.approval_days
+    site.max_sessions = description.sessions
     pairs: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = (
         (trust.pinned, description.pinned),
         (trust.consents, description.consent),

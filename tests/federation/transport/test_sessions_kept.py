@@ -18,6 +18,7 @@ from operating import make_federation, serve, served_sites, wait
 import fedstat as fs
 from fedstat.errors import EngineError, SecurityError, SessionError
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.state import IDLE
 from fedstat.federation.message import unpack_reply, unpack_request
 from fedstat.federation.transport import session_store
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite
@@ -187,7 +188,7 @@ def test_other_rules_end_a_session(study):
     assert any("policy or public description" in why for why in place.server.site.refusals.reasons)
 
 
-def test_old_sessions_are_removed(study, monkeypatch):
+def test_old_sessions_are_removed(study):
     halfway(study)
     place = study.places["B"]
     (state,) = (path for path in files(place) if path.name == "state")
@@ -195,8 +196,10 @@ def test_old_sessions_are_removed(study, monkeypatch):
     os.utime(state.parent, (an_age_ago, an_age_ago))
     place.restart()
     assert not state.exists()
-    monkeypatch.setattr(session_store, "MAX_SESSIONS", 2)
+    place.server.site.max_sessions = 2
     for _ in range(3):
+        for one in place.server.site.states.values():
+            one.used -= IDLE + 1  # so that the next session replaces it and does not wait
         halfway(study, 3)
     assert len([path for path in files(place) if path.name == "state"]) == 2
 

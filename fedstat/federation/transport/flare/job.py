@@ -17,6 +17,7 @@ from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.flare.child_process import end_with_parent
 from fedstat.federation.transport.live_config import ClosedError
+from fedstat.federation.transport.mailbox import BusyError
 from fedstat.federation.transport.signed import SignedSite
 
 try:
@@ -219,6 +220,8 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             return reply
         try:
             reply["payload"] = self._site.answer(request["payload"])
+        except BusyError:  # the server sends the request again
+            return make_reply(ReturnCode.SERVICE_UNAVAILABLE)
         except ClosedError:
             reply["problem"] = "it answers no requests for now; see the site's own log"
         except FedstatError as error:
