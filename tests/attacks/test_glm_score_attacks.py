@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, mean_vectors, times_means
 from fedstat.models.glm import overdispersion
-from fedstat.models.glm.protocol import Newton, NewtonOptions
+from fedstat.models.glm.protocol import Newton
 from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
 from fedstat.models.run import FitAttempt
@@ -251,12 +251,12 @@ def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(pol
     """At coefficients of zero a log-likelihood is a sum of functions of the counts alone."""
     counts, model = counts_model(policy)
     session = model._open_session("glm", True)
-    newton = Newton(session, model.distribution, NewtonOptions(50, 1e-8, None), 1.0)
+    newton = Newton(session, model.distribution, scaletype=1.0)
     alphas, values = np.geomspace(0.02, 60.0, 24), []
 
     def protocol():
         yield from newton.open(local=True)
-        yield from newton.ascend(False)
+        yield from newton.maximize()
         for alpha in alphas:
             llf, _, _ = yield from overdispersion._sums(newton, np.array([0.0, 0.0, np.log(alpha)]))
             values.append(llf)

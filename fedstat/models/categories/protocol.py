@@ -118,7 +118,7 @@ def to_units(design: RowsDesign) -> Floats:
     return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
 
 
-class CategoryNewton(LikelihoodNewton):
+class CategoryNewton(LikelihoodNewton[LikelihoodSums]):
     """Newton's method with halved steps, from the shares of the categories."""
 
     def run(
@@ -311,10 +311,11 @@ def own_fit(fit: CategoryFit, site: int, reply: Reply) -> OwnEstimate:
     return beta, cov, None
 
 
-def separated(step: Floats, before: Floats, now: Floats, point: Point) -> EstimationError:
+def separated(step: Floats, before: Floats, now: Floats, complete: bool, point: Point) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the parameters that still move."""
     slopes = ~point.constants
-    culprits, _, reference = receding(step, before, now, moved(point.M, to_units(point.design)), slopes)
+    back = moved(point.M, to_units(point.design))
+    culprits, _, reference = receding(step, before, now, back, slopes, complete=complete)
     listed = name_columns(culprits, reference, point.names, point.term_names)
     return EstimationError(
         f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a "

@@ -124,7 +124,7 @@ class CoxFit:
         return self.total.masked_parts(np.diag(self.scale), self.apart)
 
 
-class CoxNewton(LikelihoodNewton):
+class CoxNewton(LikelihoodNewton[LikelihoodSums]):
     """Newton's method with halved steps, from zero."""
 
     def run(
@@ -248,7 +248,9 @@ class CoxNewton(LikelihoodNewton):
             common.converged and np.abs(common.gamma - common.at.gamma).max() > LARGE_STEP
         ):
             # Sums of two points are not at hand: the step alone decides which columns are named.
-            raise monotone(common.gamma - common.at.gamma, common.information, common.information, design)
+            raise monotone(
+                common.gamma - common.at.gamma, common.information, common.information, False, design
+            )
         return replace(fit, common=common, converged=common.converged)
 
     def point(self, scale: Floats, gamma: Floats) -> dict[str, Array]:
@@ -293,10 +295,12 @@ def own_fit(site: int, reply: Reply) -> OwnEstimate:
     return beta, cov, None
 
 
-def monotone(step: Floats, before: Floats, now: Floats, design: RowsDesign) -> EstimationError:
+def monotone(
+    step: Floats, before: Floats, now: Floats, complete: bool, design: RowsDesign
+) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the columns that still move."""
     slopes = np.ones(len(step), dtype=bool)
-    culprits, _, _ = receding(step, before, now, np.diag(1.0 / design.spread), slopes)
+    culprits, _, _ = receding(step, before, now, np.diag(1.0 / design.spread), slopes, complete=complete)
     listed = name_columns(culprits, False, design.names, design.term_names)
     return EstimationError(
         f"monotone likelihood: at every event time {listed} is at the end of its range among the rows at "

@@ -19,11 +19,11 @@ from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.recession import RecessionTest
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
-from fedstat.models.glm.fit import Coordinates, few_weigh
+from fedstat.models.glm.fit import Coordinates
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.rows.newton import OwnEstimate, open_rows, site_fits
+from fedstat.models.rows.newton import OwnEstimate, few_weigh, open_rows, site_fits
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 MOST_HALVINGS = 20

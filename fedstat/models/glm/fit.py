@@ -15,7 +15,8 @@ from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.session import add
-from fedstat.typing import Bools, Floats, Matrix, Vector
+from fedstat.models.rows.newton import few_weigh
+from fedstat.typing import Bools, Floats, Ints, Matrix, Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,8 +123,13 @@ class PooledSums:
             by_site=None if masked else parts,
         )
 
-    def step(self) -> tuple[Floats, Floats]:
-        """Return Newton's step and its matrix: the observed information if it is positive definite."""
+    @property
+    def loglik(self) -> float:
+        """Log-likelihood for dispersion one, less that of the saturated model."""
+        return -self.deviance / 2.0
+
+    def step(self, places: Ints | slice = slice(None)) -> Floats:
+        """Return Newton's step with the observed information, if that is positive definite."""
         # Far from the maximum it may be indefinite; Fisher scoring still increases the likelihood.
         for matrix in (self.observed, self.information):
             if matrix is None:
@@ -135,7 +141,7 @@ class PooledSums:
                 np.linalg.cholesky(scaled)
             except np.linalg.LinAlgError:
                 continue
-            return np.linalg.solve(scaled, self.score / size) / size, matrix
+            return np.asarray(np.linalg.solve(scaled, self.score / size) / size)
         raise EstimationError("the information is not positive definite")
 
 
@@ -194,8 +200,3 @@ class GLMFit:
     def params(self) -> Floats:
         """Coefficients in the units of the data."""
         return self.coordinates.back @ self.gamma
-
-
-def few_weigh(replies: Sequence[Reply]) -> bool:
-    """Return whether a site gave no sums because only few of its rows would have weight in them."""
-    return int(add(replies, "spread")) < len(replies)

@@ -21,7 +21,7 @@ from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import Newton, NewtonOptions
+from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.results import GLMResults, OLSResults
 from fedstat.models.glm.steps import FAMILY
 from fedstat.models.glm.variance import (
@@ -270,7 +270,8 @@ class FederatedGLM(HorizontalModel):
             hidden = checks.check_masked(masked, len(model.sites), model._masks_wanted)
             session = model._open_session(FAMILY, hidden)
             form = FirthNewton if method == "firth" else Newton
-            newton = form(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
+            most, meat = maxiter if rounds is None else rounds + 1, choice.cov_type in ("HC0", "HC1")
+            newton = form(session, model.distribution, most, tol, rounds=rounds, scaletype=scale, meat=meat)
             if dispersion is None:
                 protocol = model._maximize(newton, choice, local)
             else:
@@ -351,7 +352,7 @@ class FederatedGLM(HorizontalModel):
     def _maximize(
         self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
-        fit = yield from newton.run(choice.cov_type in ("HC0", "HC1"), local=local)
+        fit = yield from newton.run(local)
         return fit, (yield from self._covariance(newton, fit, choice)), None
 
     def _maximize_with_alpha(
@@ -359,7 +360,7 @@ class FederatedGLM(HorizontalModel):
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
         # The second fit has a known alpha, as any other; its covariance is different, see `over.cov`.
-        fit = yield from with_alpha(newton, over.alpha).run(local=local)
+        fit = yield from with_alpha(newton, over.alpha).run(local)
         return fit, Variance(over.cov), over
 
     def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> FitProtocol[Variance]:

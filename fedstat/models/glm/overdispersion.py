@@ -16,10 +16,11 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
 from fedstat.kernels.glm.sums import Rows, linear_predictor
-from fedstat.models.glm.protocol import MAX_HALVINGS, Newton
+from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
 from fedstat.models.horizontal.rows import INSIDE, summed, weighted_by
 from fedstat.models.horizontal.session import add
+from fedstat.models.rows.newton import MOST_HALVINGS
 from fedstat.typing import Array, Floats, Matrix
 
 SMALLEST = 1e-8
@@ -99,12 +100,12 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     An EstimationError says that the counts are not overdispersed, or that the iteration does not converge.
     """
     yield from newton.open(local=True)
-    gamma, _, _ = yield from newton.ascend(False)
+    gamma, _, _ = yield from newton.maximize()
     # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
-    test = ConvergenceTest(newton.n, newton.options.tol)
-    for _ in range(newton.options.maxiter):
+    test = ConvergenceTest(newton.n, newton.tol)
+    for _ in range(newton.maxiter):
         if point[-1] < np.log(SMALLEST):
             raise EstimationError(
                 "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
@@ -112,14 +113,14 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
         step = _step(score, information)
         if test.reached(llf, float(np.sqrt(max(float(score @ step), 0.0)))):
             return _result(newton, point, information)
-        for halving in range(MAX_HALVINGS):
+        for halving in range(MOST_HALVINGS):
             trial = point + step * 0.5**halving
             new, score_new, information_new = yield from _sums(newton, trial)
             # Rounding of a sum over many rows must not count as a fall.
             if new >= llf - 1e-9 * abs(llf):
                 break
         point, llf, score, information = trial, new, score_new, information_new
-    raise EstimationError(f"alpha did not converge in {newton.options.maxiter} steps; raise maxiter")
+    raise EstimationError(f"alpha did not converge in {newton.maxiter} steps; raise maxiter")
 
 
 def _sums(newton: Newton, point: Floats) -> FitProtocol[tuple[float, Floats, Floats]]:
@@ -158,4 +159,5 @@ def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersio
 
 def with_alpha(newton: Newton, alpha: float) -> Newton:
     """Start the same fit again at an estimated alpha."""
-    return Newton(newton.session, replace(newton.distribution, alpha=alpha), newton.options, newton.scaletype)
+    distribution = replace(newton.distribution, alpha=alpha)
+    return Newton(newton.session, distribution, newton.maxiter, newton.tol, scaletype=newton.scaletype)

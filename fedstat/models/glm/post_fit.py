@@ -27,7 +27,7 @@ from fedstat.kernels.glm.effects import (
 )
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.glm.firth import NO_LIKELIHOOD
-from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
+from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.glm.statistics import GLMStatements
 from fedstat.models.glm.steps import FAMILY
@@ -57,6 +57,7 @@ from fedstat.models.margins import (
     shown_effects,
 )
 from fedstat.models.results import CoefficientResults, lr_test
+from fedstat.models.rows.newton import falls
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ def _over_rows(
 
     def protocol(model: HorizontalModel) -> FitProtocol[Found]:
         session = model._open_session(FAMILY, result._fit.masked)
-        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        newton = Newton(session, result.distribution, scaletype=result.scale)
         return session.hide(_effects_protocol(newton, result, point, changes, requested, log, products))
 
     return model._run_after_fit(call, protocol)
@@ -454,9 +455,8 @@ def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
     assert model is not None
 
     def protocol(model: HorizontalModel) -> FitProtocol[SiteParts]:
-        newton = Newton(
-            model._open_session(FAMILY, False), result.distribution, NewtonOptions(), result.scale
-        )
+        session = model._open_session(FAMILY, False)
+        newton = Newton(session, result.distribution, scaletype=result.scale)
         return _maximize(newton, result, read)
 
     return model._run_after_fit(f"wild_cluster_bootstrap({'; '.join(read.labels)!r})", protocol)
@@ -469,19 +469,19 @@ def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitPr
     R, A = read.R @ fit.coordinates.back, np.linalg.inv(fit.total.information)
     free = null_space(R)
     gamma = fit.gamma - A @ R.T @ np.linalg.solve(R @ A @ R.T, R @ fit.gamma - read.q)
-    step, before = np.zeros_like(gamma), np.inf
-    test = ConvergenceTest(newton.n, newton.options.tol)
+    step, before = np.zeros_like(gamma), -np.inf
+    test = ConvergenceTest(newton.n, newton.tol)
     for _ in range(MAXITER):
-        total = yield from newton.evaluate(gamma + step)
-        if total is None or rises(total.deviance, before):
+        total = yield from newton.evaluate(newton.point(gamma + step))
+        if total is None or falls(total.loglik, before):
             step = step / 2.0
             continue
-        gamma, before = gamma + step, total.deviance
+        gamma, before = gamma + step, total.loglik
         information = free.T @ total.information @ free
         step = free @ np.linalg.solve(information, free.T @ total.score)
         dispersion = newton.dispersion(total)
         size = float(np.sqrt(step @ total.information @ step / dispersion))
-        if test.reached(-total.deviance / (2.0 * dispersion), size):
+        if test.reached(total.loglik / dispersion, size):
             assert total.by_site is not None
             score, parts = (np.array(part) for part in zip(*total.by_site, strict=True))
             return _site_parts(result, read, gamma, score, parts)
@@ -536,7 +536,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
 
     def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
         session = model._open_session(FAMILY, result._fit.masked)
-        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        newton = Newton(session, result.distribution, scaletype=result.scale)
         return session.hide(_score_protocol(newton, result))
 
     return larger._run_after_fit(f"score_test({terms!r})", protocol)
@@ -564,7 +564,7 @@ def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreT
     # The smaller estimate, with zeros for the terms that it left out.
     beta = result.params.reindex(names).fillna(0.0).to_numpy()
     gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
-    total = yield from newton.evaluate(gamma)
+    total = yield from newton.evaluate(newton.point(gamma))
     assert total is not None
     # A new term that depends linearly on the old ones has score zero, and no test.
     check_rank(total.information, newton.coordinates)

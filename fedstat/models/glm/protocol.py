@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
-from fedstat.inference.recession import RecessionTest, continues
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
+from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
-from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.rows.newton import OwnEstimate, open_rows, site_fits
+from fedstat.models.horizontal.session import add
+from fedstat.models.rows.newton import LikelihoodNewton, OwnEstimate, open_rows, site_fits
 from fedstat.typing import Array, Floats
 
-MAX_HALVINGS = 30
 MOST_HALVED = 8
 """Halved steps in a row after which the maximum is taken to be where means end their range."""
 TINY = float(np.finfo(float).tiny)
-FALLING = 0.9
-"""Largest ratio of successive deviances; it goes to 1 / e if a logit grows without bound."""
-
+NO_STEP = (
+    "no step decreases the deviance ({} evaluations) with means inside the domain of family {} and weight on "
+    "more than a few rows of every site. Choose another link, or transform columns with long tails"
+)
 UNBOUNDED = "Gaussian(link=Identity)"
 """The distribution whose means have no end: sums that do not improve have lost their digits."""
 LOST_DIGITS = (
@@ -36,19 +35,6 @@ LOST_DIGITS = (
 )
 VANISHING = 1e-44
 """Sum of squares below which masked sums keep few digits."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewtonOptions:
-    """Settings of the iteration: at most `maxiter` evaluations, to a step below `tol` standard errors.
-
-    With `rounds`, exactly this number of steps from the mean of the sites' own fits; None iterates to the
-    maximum.
-    """
-
-    maxiter: int = 50
-    tol: float = 1e-8
-    rounds: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,25 +67,31 @@ class NullSearch:
 
 
 @dataclass(slots=True, eq=False)
-class Newton:
-    """Newton's method with step halving."""
+class Newton(LikelihoodNewton[PooledSums]):
+    """Newton's method from the mean of the sites' own fits; `request` is the distribution.
 
-    session: RowsSession
-    distribution: DistributionSpec
-    options: NewtonOptions
-    scaletype: float | str | None
+    With `rounds`, exactly this number of steps; None iterates to the maximum. `scaletype` is statsmodels'
+    `scale`, `meat` whether the final sums have products of scores. `judged` are final sums that were
+    requested with the sums at a point, with its coefficients.
+    """
+
+    sums: ClassVar[type[PooledSums]] = PooledSums
+    rounds: int | None = None
+    scaletype: float | str | None = None
+    meat: bool = False
     coordinates: Coordinates = field(init=False)
-    trace: list[NewtonEvaluation] = field(default_factory=list)
     null: float = 0.0
     _null_search: NullSearch = field(default_factory=NullSearch)
     offsets: bool = False
     n: int = 0
     alone: list[Reply] = field(default_factory=list)
-    halved: int = 0
-    jumped: bool = False
-    converged: bool = False
-    reason: str = ""
-    test: ConvergenceTest = field(init=False)
+    judged: tuple[Floats, list[Reply]] | None = None
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Family and link."""
+        found: DistributionSpec = self.request
+        return found
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardize."""
@@ -108,7 +100,6 @@ class Newton:
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(design, own)
         self.n = int(design.n.sum())
-        self.test = ConvergenceTest(self.n, self.options.tol)
         if self.n <= len(design.names):
             raise EstimationError(
                 f"{self.n:,} complete rows at all sites together for {len(design.names)} coefficients; "
@@ -148,7 +139,7 @@ class Newton:
         precision, weighted = np.zeros((p, p)), np.zeros(p)
         for k, reply in enumerate(self.alone):
             T, information = self.coordinates.to_site(k), reply.arrays["information"]
-            if self.options.rounds is not None and information.any():
+            if self.rounds is not None and information.any():
                 information = self._by_size(k, information)
             precision += T.T @ information @ T
             weighted += T.T @ (information @ reply.arrays["beta"])
@@ -163,8 +154,8 @@ class Newton:
         known = np.diag(information) > 0.0
         return weight * np.outer(known, known)
 
-    def evaluate_requests(self, gamma: Floats | None) -> list[Request]:
-        """Return the request for the sums at a point."""
+    def point(self, gamma: Floats | None) -> dict[str, Array]:
+        """Return the arrays that name a point; None is the start of IRLS."""
         arrays: dict[str, Array] = {"shift": self.coordinates.shift, "scale": self.coordinates.scale}
         if gamma is not None:
             arrays["beta"] = gamma
@@ -173,20 +164,25 @@ class Newton:
             arrays["null"] = np.array(self.null)
         # With a canonical link it equals the expected one; the start of IRLS has none.
         arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
-        return self.session.request_all("sum_scores", arrays)
+        return arrays
 
-    def evaluate(self, gamma: Floats | None) -> FitProtocol[PooledSums | None]:
-        """Request the sums at a point; None if a mean is outside the family's domain."""
-        return PooledSums.of((yield self.evaluate_requests(gamma)), self.session.masked)
+    def attempt(self, point: dict[str, Array], total: PooledSums) -> FitProtocol[PooledSums | None]:
+        """Request the sums at the end of a step, and the final sums if it should be the last."""
+        requests = self.session.request_all("sum_scores", point)
+        if not self.expects_last():
+            return self.read((yield requests))
+        # This saves one round if this is the last point; otherwise the arrays are not used.
+        replies = yield requests + self.judge_requests(point["beta"], total)
+        self.judged = point["beta"], replies[len(requests) :]
+        return self.read(replies[: len(requests)])
 
-    def judge_requests(
-        self, gamma: Floats, total: PooledSums, dispersion: float, meat: bool
-    ) -> list[Request]:
+    def judge_requests(self, gamma: Floats, total: PooledSums) -> list[Request]:
         """Request the sums at the estimate that finish the fit.
 
         As in statsmodels, the likelihood of the Gaussian family with identity link is maximized over the
         dispersion.
         """
+        dispersion = self.dispersion(total)
         own = total.deviance / total.weight if self.distribution.least_squares else dispersion
         arrays = {
             "beta": gamma,
@@ -194,7 +190,7 @@ class Newton:
             "scale": self.coordinates.scale,
             "dispersion": np.array([own, dispersion]),
             "null": np.array(self.null),
-            "meat": np.array(meat),
+            "meat": np.array(self.meat),
             "apart": np.array(self.session.masked),
         }
         return self.session.request_all("judge", arrays)
@@ -213,29 +209,30 @@ class Newton:
             return self.distribution.estimates_scale
         return not isinstance(self.scaletype, float)
 
-    def run(self, meat: bool = False, local: bool = True) -> FitProtocol[GLMFit]:
+    def run(self, local: bool = True) -> FitProtocol[GLMFit]:
         """Open the rows, iterate, and request the final sums."""
         yield from self.open(local)
-        gamma, total, judged = yield from self.ascend(meat)
+        gamma, total, converged = yield from self.maximize()
         self._check_units(total)
-        dispersion = self.dispersion(total)
         # A last step that was foreseen has the final sums already.
-        if not judged:
-            judged = yield self.judge_requests(gamma, total, dispersion, meat)
+        if self.judged is not None and self.judged[0] is gamma:
+            judged = self.judged[1]
+        else:
+            judged = yield self.judge_requests(gamma, total)
         # A site without a finite sum sends zero, which must not count as its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
             gamma=gamma,
             total=total,
             coordinates=self.coordinates,
-            dispersion=dispersion,
+            dispersion=self.dispersion(total),
             null=self.null,
             fit=np.where(defined, add(judged, "fit"), np.nan),
-            meat=add(judged, "meat") if meat else None,
+            meat=add(judged, "meat") if self.meat else None,
             apart=add(judged, "apart") if self.session.masked else None,
-            trace=tuple(self.trace),
-            converged=self.converged,
-            reason=self.reason,
+            trace=tuple(NewtonEvaluation(-2.0 * row.loglik, row.step, row.move) for row in self.trace),
+            converged=converged,
+            reason=self.reason(),
             local=site_fits(
                 self.session,
                 self.coordinates.design.n,
@@ -245,7 +242,7 @@ class Newton:
                 np.asarray(np.linalg.inv(self.coordinates.back)),
             ),
             n=self.n,
-            rounds=self.options.rounds,
+            rounds=self.rounds,
             distribution=self.distribution,
         )
 
@@ -257,164 +254,107 @@ class Newton:
                 "digits of it. Measure it in smaller units, or use fit(masked=False)"
             )
 
-    def ascend(self, meat: bool) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
-        """Take Newton's steps until they are small.
-
-        Request the final sums with the last round if it is foreseen.
-        """
+    def maximize(self) -> FitProtocol[tuple[Floats, PooledSums, bool]]:
+        """Take Newton's steps until they are small: coefficients, sums, and whether they are the maximum."""
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
-        judged: list[Reply] = []
-        before, recession = total.information, RecessionTest(self.n, total.information)
-        while True:
-            ended = self.finished(total)
-            if self.halved >= MOST_HALVED and not ended:
-                if str(self.distribution) == UNBOUNDED:
-                    raise EstimationError(LOST_DIGITS.format(response=self._response))
-                raise EstimationError(
-                    f"the maximum is at the boundary of family {self.distribution}: some means go to the "
-                    "end of their range. Choose a link whose means stay inside, such as the log or logit. "
-                    "Another possible cause is a site's policy that limits the weight of rows (its line "
-                    "max_share)"
-                )
-            (step, _), last, away = total.step(), self.trace[-1], None
-            if not self.halved and self.options.rounds is None:
-                away = recession.far(total.information, gamma, step, last.step, ended=self.converged)
-            if away is not None:
-                dispersion = self.dispersion(total)
-                beyond = yield from self.evaluate(gamma + away)
-                here = self.loglik(total, dispersion)
-                if beyond is not None and recession.rises(self.loglik(beyond, dispersion), here):
-                    if recession.certain(beyond.information):
-                        raise self.runaway(step, before, total)
-                    gamma, before, total, judged = gamma + away, total.information, beyond, []
-                    self.jumped = True
-                    continue
-            if ended:
-                return gamma, total, judged
-            earlier, before = before, total.information
-            gamma, total, judged = yield from self.descend(gamma, total, earlier, meat)
-
-    @staticmethod
-    def loglik(total: PooledSums, dispersion: float) -> float:
-        """Log-likelihood at a point, up to a constant."""
-        return -total.deviance / (2.0 * max(dispersion, TINY))
-
-    def descend(
-        self, gamma: Floats, total: PooledSums, before: Floats, meat: bool
-    ) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
-        """Take Newton's step, halved until the deviance decreases.
-
-        `before` is the information one step ago.
-        """
-        K, (step, _) = len(self.session.sites), total.step()
-        for halving in range(MAX_HALVINGS):
-            trial = gamma + step * 0.5**halving
-            # Means outside the domain, or an increasing deviance, halve the step.
-            requests = self.evaluate_requests(trial)
-            # This saves one round if this is the last point; otherwise the arrays are not used.
-            if self.expects_last():
-                requests += self.judge_requests(trial, total, self.dispersion(total), meat)
-            replies = yield requests
-            new = PooledSums.of(replies[:K], self.session.masked)
-            if new is not None and not rises(new.deviance, total.deviance):
-                self.halved = self.halved + 1 if halving else 0
-                return trial, new, replies[K:]
-            # Few rows have weight after growing steps: all outcomes are separated, and no step helps.
-            if few_weigh(replies[:K]) and self.is_separated():
-                raise self.runaway(step, before, total, complete=True)
-        raise EstimationError(
-            f"no step decreases the deviance ({len(self.trace)} evaluations) with means inside the domain "
-            f"of family {self.distribution} and weight on more than a few rows of every site. Choose "
-            "another link, or transform columns with long tails"
+        gamma, total, _, converged = yield from self.ascend(
+            self.point,
+            gamma,
+            total,
+            n=self.n,
+            at_infinity=self.runaway,
+            stuck=NO_STEP.format("{}", self.distribution),
         )
+        return gamma, total, converged or self.rounds is not None
 
-    def is_separated(self) -> bool:
-        """Return whether steps grow or continue while the deviance decreases, as with separated outcomes."""
-        last = self.trace[-3:]
-        growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
-        if self.jumped or (growing and last[2].deviance < FALLING * last[1].deviance):
-            return True
-        return continues([row.move for row in self.trace], [row.step for row in self.trace])
+    def unit(self, total: PooledSums) -> float:
+        """Return the dispersion."""
+        return max(self.dispersion(total), TINY)
+
+    def examines(self) -> bool:
+        """Return whether steps go far enough to tell whether there is a maximum."""
+        return not self.halved and self.rounds is None
+
+    def check_progress(self) -> None:
+        """Require that some steps are not halved."""
+        if self.halved < MOST_HALVED:
+            return
+        if str(self.distribution) == UNBOUNDED:
+            raise EstimationError(LOST_DIGITS.format(response=self._response))
+        raise EstimationError(
+            f"the maximum is at the boundary of family {self.distribution}: some means go to the "
+            "end of their range. Choose a link whose means stay inside, such as the log or logit. "
+            "Another possible cause is a site's policy that limits the weight of rows (its line "
+            "max_share)"
+        )
 
     def start(self) -> FitProtocol[tuple[Floats, PooledSums]]:
         """Return the first point: the mean of the sites' own fits, or the start of IRLS."""
         gamma = self.first_point()
-        total = None if gamma is None else (yield from self.evaluate(gamma))
+        total = None if gamma is None else (yield from self.evaluate(self.point(gamma)))
         if gamma is not None and total is not None:
             return gamma, total
-        if self.options.rounds is not None:
+        if self.rounds is not None:
             raise EstimationError(
                 "rounds: no site has its own fit as a start, or the mean of the own fits is outside the "
                 "family's domain; fit without rounds"
             )
         return (yield from self.start_without_fits())
 
-    def runaway(
-        self, step: Floats, before: Floats, total: PooledSums, *, complete: bool = False
-    ) -> EstimationError:
-        """Raise the error for a maximum at infinity, with its direction."""
+    def runaway(self, step: Floats, before: Floats, now: Floats, complete: bool) -> EstimationError:
+        """Make the error for a maximum at infinity, with its direction."""
         logit = (self.distribution.name, self.distribution.link) == ("Binomial", "Logit")
         remedy = ", or use fit(method='firth')" * logit
-        found = Separation(step, before, total.information, len(self.trace), complete, remedy)
+        found = Separation(step, before, now, len(self.trace), complete, remedy)
         return found.error(self.session.sites, self.coordinates)
 
     def start_without_fits(self) -> FitProtocol[tuple[Floats, PooledSums]]:
         """Take the first step of iteratively reweighted least squares, as statsmodels does."""
-        first = yield from self.evaluate(None)
+        first = yield from self.evaluate(self.point(None))
         if first is None:
             raise EstimationError(
                 f"sums over the response '{self._response}' are not finite; measure it in other "
                 "units, or transform it"
             )
         check_rank(first.information, self.coordinates)
-        gamma, _ = first.step()
-        total = yield from self.evaluate(gamma)
+        gamma = first.step()
+        total = yield from self.evaluate(self.point(gamma))
         if total is None and self.coordinates.design.intercept:
             gamma = np.append(self.null, np.zeros(len(gamma) - 1))  # the mean of the response is inside
-            total = yield from self.evaluate(gamma)
+            total = yield from self.evaluate(self.point(gamma))
         if total is None:
             raise EstimationError(
                 f"the first point is outside the domain of family {self.distribution}; choose another link"
             )
         return gamma, total
 
-    def finished(self, total: PooledSums) -> bool:
-        """Add a point to the trace, and return whether it is the last."""
-        options = self.options
-        step, matrix = total.step()
-        dispersion = max(self.dispersion(total), TINY)
-        size = float(np.sqrt(max(float(step @ matrix @ step), 0.0) / dispersion))
-        self.trace.append(NewtonEvaluation(total.deviance, size, float(np.abs(step).max())))
-        null_done = self._advance_null(total)
-        if options.rounds is not None:
-            self.converged = True
-            self.reason = f"{options.rounds} step(s) from the mean of the sites' fits"
-            return len(self.trace) > options.rounds
-        reached = self.test.reached(self.loglik(total, dispersion), size)
-        self.converged = reached and null_done
-        self.reason = f"step of {size:.1e} standard errors after {len(self.trace)} evaluations"
-        return self.converged or len(self.trace) >= options.maxiter
+    def reason(self) -> str:
+        """Return why the iteration ended."""
+        if self.rounds is not None:
+            return f"{self.rounds} step(s) from the mean of the sites' fits"
+        return f"step of {self.trace[-1].step:.1e} standard errors after {len(self.trace)} evaluations"
 
     def expects_last(self) -> bool:
         """Return whether the next point should be the last, by the rate at which Newton's steps shrink."""
         if self.estimates_dispersion:
             return False
-        if self.options.rounds is not None:
-            return len(self.trace) == self.options.rounds
+        if self.rounds is not None:
+            return len(self.trace) == self.rounds
         if self.halved or len(self.trace) < 2 or self.trace[-2].step == 0.0:
             return False
         # Steps shrink quadratically: the next is c now^2 with c = now / before^2. A tenth is the margin.
         before, now = self.trace[-2].step, self.trace[-1].step
-        return now**2 * (now / before**2) < 0.1 * self.options.tol
+        return now**2 * (now / before**2) < 0.1 * self.tol
 
-    def _advance_null(self, total: PooledSums) -> bool:
+    def settled(self, total: PooledSums) -> bool:
         """Take Newton's step of the model without covariates; return whether it was small."""
-        if total.null is None:
-            return True
-        score, information, _ = total.null.tolist()
-        self.null = self._null_search.next_point(self.null, score, information)
-        return bool(abs(score) < self.options.tol * np.sqrt(information))
+        small = True
+        if total.null is not None:
+            score, information, _ = total.null.tolist()
+            self.null = self._null_search.next_point(self.null, score, information)
+            small = bool(abs(score) < self.tol * np.sqrt(information))
+        return small and self.rounds is None
 
     def own_fit(self, gamma: Floats, dispersion: float, k: int, reply: Reply) -> OwnEstimate:
         """Return coefficients and covariance of a site's own fit, and its part of a test."""
@@ -432,8 +372,3 @@ class Newton:
                 T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest
             )
         return own, phi * cov, part
-
-
-def rises(new: float, old: float) -> bool:
-    """Return whether a deviance exceeds rounding error."""
-    return new > old + 1e-9 * (abs(old) + 1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,18 +16,54 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, MaskedSiteSums, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
-from fedstat.inference.recession import LARGE_STEP, RecessionTest
+from fedstat.inference.recession import LARGE_STEP, RecessionTest, continues
 from fedstat.models.horizontal.clusters import ClusterChoice, LabelComparison, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Bools, Floats, Ints
 
-MOST_HALVINGS = 20
+MOST_HALVINGS = 30
+FALLING = 0.9
+"""Largest ratio of successive log-likelihoods; it goes to 1 / e if a logit grows without bound."""
 OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
 SINGULAR = "information is singular"
 Parameters: TypeAlias = Annotated[Floats, "q"]
 Products: TypeAlias = Annotated[Floats, "q q"]
 OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
 """Parameters and covariance of a site's own fit, and its part of a test where dispersions differ."""
+
+
+class PointSums(Protocol):
+    """Sums over sites at a point, from which Newton's method takes a step."""
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], masked: bool) -> Self | None:
+        """Add up replies; None if some site asks for other parameters."""
+
+    @property
+    def loglik(self) -> float:
+        """Log-likelihood."""
+
+    @property
+    def score(self) -> Floats:
+        """Its derivative, (q,)."""
+
+    @property
+    def information(self) -> Floats:
+        """Information (q, q)."""
+
+    def step(self, places: Ints) -> Floats:
+        """Return Newton's step in some of the parameters."""
+
+
+SumsT = TypeVar("SumsT", bound=PointSums)
+
+
+class Evaluation(NamedTuple):
+    """One evaluation: log-likelihood, Newton's step in standard errors, its largest move of a parameter."""
+
+    loglik: float
+    step: float
+    move: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +76,9 @@ class LikelihoodSums:
     by_site: Annotated[list[tuple[Parameters, Products]], "K"] | None
 
     @classmethod
-    def of(cls, replies: Sequence[Reply], masked: bool) -> LikelihoodSums | None:
+    def of(cls, replies: Sequence[Reply], masked: bool) -> Self | None:
         """Add up replies; None if some site asks for other parameters."""
-        if int(add(replies, "spread")) < len(replies):
+        if few_weigh(replies):
             return None
         parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
         return cls(
@@ -52,11 +88,20 @@ class LikelihoodSums:
             None if masked else parts,
         )
 
+    def step(self, places: Ints) -> Floats:
+        """Return Newton's step in some of the parameters."""
+        return newton_step(self.score[places], self.information[np.ix_(places, places)])
+
     def masked_parts(self, forward: Floats, apart: Floats | None) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked; `forward` takes parameters to standardized columns."""
         if apart is None or self.by_site is not None:
             return None
         return MaskedSiteSums(forward.T @ self.score, forward.T @ self.information @ forward, apart)
+
+
+def few_weigh(replies: Sequence[Reply]) -> bool:
+    """Return whether a site gave no sums because only few of its rows would have weight in them."""
+    return int(add(replies, "spread")) < len(replies)
 
 
 def open_rows(
@@ -76,74 +121,123 @@ def open_rows(
 
 
 @dataclass(slots=True, eq=False)
-class LikelihoodNewton:
-    """Newton's method with halved steps; a family has a step ``sum_scores`` and the errors."""
+class LikelihoodNewton(Generic[SumsT]):
+    """Newton's method with halved steps; a family has a step ``sum_scores`` and the errors.
 
+    `sums` reads the replies, `trace` has the points of the iteration, `few` is whether the last point had few
+    rows with weight at a site, and `halved` counts the halved steps in a row.
+    """
+
+    sums: ClassVar[type[Any]] = LikelihoodSums
     session: RowsSession
     request: Any
     maxiter: int = 50
     tol: float = 1e-8
-    trace: list[tuple[float, float, float]] = field(default_factory=list)
+    trace: list[Evaluation] = field(default_factory=list)
+    few: bool = False
+    halved: int = 0
+    jumped: bool = False
 
-    def evaluate(self, point: dict[str, Array]) -> FitProtocol[LikelihoodSums | None]:
-        """Request the sums at a point."""
-        replies = yield self.session.request_all("sum_scores", point)
-        return LikelihoodSums.of(replies, self.session.masked)
+    def evaluate(self, point: dict[str, Array]) -> FitProtocol[SumsT | None]:
+        """Request the sums at a point; None if some site asks for other parameters."""
+        return self.read((yield self.session.request_all("sum_scores", point)))
+
+    def read(self, replies: Sequence[Reply]) -> SumsT | None:
+        """Add up the sums at a point."""
+        self.few = few_weigh(replies)
+        found: SumsT | None = self.sums.of(replies, self.session.masked)
+        return found
+
+    def attempt(self, point: dict[str, Array], total: SumsT) -> FitProtocol[SumsT | None]:
+        """Request the sums at the end of a step from a point with sums `total`."""
+        return (yield from self.evaluate(point))
+
+    def unit(self, total: SumsT) -> float:
+        """Return the dispersion, by which log-likelihood and information are divided."""
+        return 1.0
+
+    def settled(self, total: SumsT) -> bool:
+        """Return whether a point may be the last, for reasons other than its step."""
+        return True
+
+    def examines(self) -> bool:
+        """Return whether to examine directions of the iteration for a maximum at infinity."""
+        return True
+
+    def check_progress(self) -> None:
+        """Raise an error where steps lead nowhere."""
+
+    def assess(self, total: SumsT, step: Floats, test: ConvergenceTest) -> bool:
+        """Add a point to the trace, and return whether it is the maximum."""
+        unit = self.unit(total)
+        size = float(np.sqrt(max(float(step @ total.score), 0.0) / unit))
+        self.trace.append(Evaluation(total.loglik, size, float(np.abs(step).max(initial=0.0))))
+        settled = self.settled(total)
+        return test.reached(total.loglik / unit, size) and settled
 
     def ascend(
         self,
         point: Callable[[Floats], dict[str, Array]],
         gamma: Floats,
-        total: LikelihoodSums,
+        total: SumsT,
         *,
         n: float,
-        at_infinity: Callable[[Floats, Floats, Floats], EstimationError],
+        at_infinity: Callable[[Floats, Floats, Floats, bool], EstimationError],
         stuck: str,
         allowed: Callable[[Floats], bool] = lambda trial: True,
         free: Bools | slice = slice(None),
-    ) -> FitProtocol[tuple[Floats, LikelihoodSums, Floats, bool]]:
+    ) -> FitProtocol[tuple[Floats, SumsT, Floats, bool]]:
         """Take steps in the `free` parameters to the maximum.
 
         `point` names the arrays of parameters, and `n` is the number of rows; `at_infinity` makes the error
-        for a likelihood without a maximum from the step and the information at the last two points, and
-        `stuck` is the text where no step increases the likelihood. Returns parameters, sums, next step, and
-        whether the maximum was reached.
+        for a likelihood without a maximum from the step, the information at the last two points, and whether
+        the outcomes of all rows are known to be separated; `stuck` is the text where no step increases the
+        likelihood. Returns parameters, sums, next step, and whether the maximum was reached.
         """
         places, test = np.arange(len(gamma))[free], ConvergenceTest(n, self.tol)
-        recession, before = RecessionTest(n, total.information[np.ix_(places, places)]), total.information
+        inside = np.ix_(places, places)
+        self.halved, self.jumped = 0, False
+        recession, before = RecessionTest(n, total.information[inside]), total.information
         while True:
-            step = np.zeros_like(gamma)
-            step[places] = newton_step(total.score[places], total.information[np.ix_(places, places)])
-            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
-            move = float(np.abs(step).max(initial=0.0))
-            self.trace.append((total.loglik, size, move))
-            converged = test.reached(total.loglik, size)
-            away = recession.far(
-                total.information[np.ix_(places, places)],
-                gamma[places],
-                step[places],
-                size,
-                ended=converged,
-            )
-            if away is not None and allowed(far := displaced(gamma, places, away)):
-                beyond = yield from self.evaluate(point(far))
-                if beyond is not None and recession.rises(beyond.loglik, total.loglik):
-                    if recession.certain(beyond.information):
-                        raise at_infinity(step, before, total.information)
-                    before, gamma, total = total.information, far, beyond
-                    continue
-            if converged or len(self.trace) >= self.maxiter:
+            step = displaced(np.zeros_like(gamma), places, total.step(places))
+            converged = self.assess(total, step, test)
+            ended = converged or len(self.trace) >= self.maxiter
+            if not ended:
+                self.check_progress()
+            if self.examines():
+                now, size = total.information[inside], self.trace[-1].step
+                away = recession.far(now, gamma[places], step[places], size, ended=converged)
+                if away is not None and allowed(far := displaced(gamma, places, away)):
+                    beyond, unit = (yield from self.evaluate(point(far))), self.unit(total)
+                    if beyond is not None and recession.rises(beyond.loglik / unit, total.loglik / unit):
+                        if recession.certain(beyond.information):
+                            raise at_infinity(step, before, total.information, False)
+                        before, gamma, total, self.jumped = total.information, far, beyond, True
+                        continue
+            if ended:
                 return gamma, total, step, converged
             for halving in range(MOST_HALVINGS):
                 trial = gamma + step * 0.5**halving
                 if not allowed(trial):
                     continue
-                new = yield from self.evaluate(point(trial))
-                if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
+                new = yield from self.attempt(point(trial), total)
+                if new is not None and not falls(new.loglik, total.loglik):
                     break
+                # Few rows have weight after growing steps: all outcomes are separated, and no step helps.
+                if self.few and self.is_separated():
+                    raise at_infinity(step, before, total.information, True)
             else:
                 raise EstimationError(stuck.format(len(self.trace)))
+            self.halved = self.halved + 1 if halving else 0
             before, gamma, total = total.information, trial, new
+
+    def is_separated(self) -> bool:
+        """Return whether steps grow or continue as the likelihood rises, as with separated outcomes."""
+        last = self.trace[-3:]
+        growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
+        if self.jumped or (growing and last[2].loglik > FALLING * last[1].loglik):
+            return True
+        return continues([row.move for row in self.trace], [row.step for row in self.trace])
 
     def finish(
         self,
@@ -183,6 +277,11 @@ def site_fits(
             score, information = forward.T @ score, forward.T @ information @ forward
         out.append(SiteFit(site, int(n[k]), beta, cov, problem, score, information, own))
     return tuple(out)
+
+
+def falls(new: float, old: float) -> bool:
+    """Return whether a log-likelihood falls by more than rounding error."""
+    return not new > old - 1e-9 * (abs(old) + 1e-3)
 
 
 def newton_step(score: Floats, information: Floats) -> Floats:
