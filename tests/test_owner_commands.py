@@ -14,12 +14,14 @@ from operating import command, make_federation, printed, run, served_sites, unti
 
 from fedstat.errors import SecurityError
 from fedstat.federation.audit.checkpoints import SignedCheckpoint
-from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.audit.ledger_file import read_ledger
+from fedstat.federation.disclosure.policy import Policy, policy_changes
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.federation.transport.site_folder import open_site, read_description
+from fedstat.federation.transport.site_folder import load_identity, open_site, read_description
 from fedstat.operator import service
 from fedstat.operator.command_line import main
+from fedstat.operator.page.views import policy_rows
 from fedstat.operator.site_status import utc_now, write_status
 
 N = 120
@@ -274,6 +276,24 @@ def test_a_policy_that_became_weaker_is_named_as_such(home, capsys):
         until_true(lambda: "weaker" in log.read_text())
         assert "the policy is weaker than before: min_count from 7 to 3\n" in log.read_text()
         assert "min_count from 7 to 3" in printed(capsys, "site", "status", home / "A")
+    # also while the site was stopped: the ledger has the rules of before
+    policy.write_text(Policy.strict(min_count=3, min_events=2).to_toml())
+    with served_sites(home, "A"):
+        said = "weaker than before, changed while the site was stopped: min_events from 9 to 2\n"
+        assert said in log.read_text()
+        assert "min_events from 9 to 2" in printed(capsys, "site", "status", home / "A")
+    with served_sites(home, "A"):
+        assert log.read_text().count("stopped: min_events") == 1
+        # the last time stays in the status
+        assert "min_events from 9 to 2" in printed(capsys, "site", "status", home / "A")
+    ledger = read_ledger(home / "A", "A", load_identity(home / "A").public)
+    weaker = [one.weaker for one in policy_changes(ledger.policies)]
+    assert weaker == [(), ("min_count from 7 to 3",), ("min_events from 9 to 2",)]
+    assert [row[1] for row in policy_rows(ledger)] == [
+        "min_events from 9 to 2",
+        "min_count from 7 to 3",
+        "none",
+    ]
 
 
 def test_the_coordinator_sees_that_a_site_is_dead(home, capsys):

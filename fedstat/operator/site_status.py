@@ -67,7 +67,8 @@ class SiteStatus:
     `problem` is the reason for which a running service answers no requests, or for which the last start
     failed, or empty; `reload_problem` is why the last reload failed. `exchange_problem` says why a folder for
     requests and replies cannot be written, and `clock` when the clock of the machine was set. `refusals_left`
-    is the number of further refusals until a coordinator gets no more answers. Times are in UTC.
+    is the number of further refusals until a coordinator gets no more answers. `policy_weakened` says when
+    the policy became weaker the last time, and in which rules. Times are in UTC.
     """
 
     form: int
@@ -99,6 +100,7 @@ class SiteStatus:
     exchange_problem: str = ""
     clock: str = ""
     refusals_left: int | None = None
+    policy_weakened: str = ""
 
 
 def write_heartbeat(home: Path) -> None:
@@ -157,6 +159,7 @@ def read_site_status(
         exchange_problem=str(words.get("exchange problem", "")) if served else "",
         clock=str(words.get("clock", "")),
         refusals_left=_refusals_left(folder, site_ledger),
+        policy_weakened="" if held is None else held.weakened,
         records_as_of=(held.as_of or None) if held is not None else None,
         site_ledger=problem or "complete",
         **(dict.fromkeys(LEDGER_COUNTS) if site_ledger is None else count_ledger(site_ledger)),

@@ -384,6 +384,14 @@ class PlanProposal:
     proposed: Nanoseconds
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """Rules of a site from a time on, as the text of a policy file without comments."""
+
+    policy: Nanoseconds
+    rules: str
+
+
 # ----------------------------------------------------------------------------------------------------
 # A site's own ledger of all messages, in one chain of digests per session.
 #
@@ -662,6 +670,7 @@ class SiteLedger:
         self._provisional: list[str] | None = None
         self.decisions: dict[str, PlanDecision] = {}
         self.proposals: dict[str, PlanProposal] = {}
+        self.policies: list[PolicyRecord] = []
         self.charges = Charges()
         self.disputed = ""
         self.as_of = ""
@@ -751,6 +760,12 @@ class SiteLedger:
         finally:
             self._provisional = None
         self.keep(*({"spent": once} for once in provisional))
+
+    def record_policy(self, rules: str) -> None:
+        """Keep the rules that hold from now on, if they are others than before."""
+        if not self.policies or self.policies[-1].rules != rules:
+            self.policies.append(PolicyRecord(time.time_ns(), rules))
+            self.keep(to_plain(self.policies[-1]))
 
     def propose(self, proposal: PlanProposal) -> None:
         """Keep that a plan was proposed."""

@@ -72,6 +72,7 @@ LINES: Mapping[str, Mapping[str, type]] = {
     "begun": {"begun": int, "secret": str},
     "disputed": {"disputed": str},
     "lost": {"lost": int, "reason": str, "aside": str},
+    "policy": {"policy": int, "rules": str},
     NUMBER: {NUMBER: int, WRITER: str},
 }
 """Fields of every kind of line, by the field that only this kind has.
@@ -86,7 +87,8 @@ about a plan. ``charged``: a charge to the privacy budget. ``kept``: a noisy arr
 repetitions of its request. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none),
 and their number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the
 ledger does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when
-and why, and where its files are. ``format``: the format of the following lines, and who wrote them.
+and why, and where its files are. ``policy``: the
+rules of the site from a time on. ``format``: the format of the following lines, and who wrote them.
 """
 
 
@@ -183,6 +185,8 @@ class LedgerReading:
             case "begun":
                 if self.lines != 1 or line["secret"] != hashlib.sha256(self.secret).hexdigest():
                     raise ValueError("begun")
+            case "policy":
+                site_ledger.policies.append(event_log.PolicyRecord(**line))
             case "disputed":
                 site_ledger.disputed = line["disputed"]
             case "lost":

@@ -261,6 +261,12 @@ def write_policy(policy: Any) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def rules_text(policy: Any) -> str:
+    """Text of a policy file without comments."""
+    lines = write_policy(policy).splitlines()
+    return "\n".join(line for line in lines if line and not line.startswith("#"))
+
+
 def read_policy(path: str | Path) -> tuple[str, bytes]:
     """Read a policy file: its name for messages, and its text.
 

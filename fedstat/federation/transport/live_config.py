@@ -17,7 +17,8 @@ from fedstat.errors import EngineError, FedstatError
 from fedstat.federation import state_formats
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME
-from fedstat.federation.disclosure.rules import stricter_rules
+from fedstat.federation.disclosure.policy import policy_changes
+from fedstat.federation.disclosure.rules import rules_text
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import write_atomic
 from fedstat.federation.transport.site_folder import (
@@ -170,7 +171,15 @@ class LiveConfig:
         # digests before content: a change between the two is noticed at the first request
         self._held, self._wish = digests_of(self.folder), _digest(self.folder / RELOAD)
         self.description = read_description(self.folder)
+        earlier = ActiveRules.load(self.folder)
         self.site = open_site(self.folder, self.report)
+        if (
+            not self.site.site_ledger.policies
+            and earlier is not None
+            and POLICY in earlier.differing(self.folder)
+        ):
+            self.report(f"'{POLICY}' was changed while the site was stopped; its earlier rules are not known")
+        self._record_policy(", changed while the site was stopped")
         self._write()
 
     def reload_if_changed(self) -> bool:
@@ -253,19 +262,25 @@ class LiveConfig:
         if found[COLUMNS] != self._held[COLUMNS]:
             published = read_site_columns(self.folder, self.site.name, self.site.data.table)
         changed = [name for name in WATCHED if found[name] != self._held[name]]
-        weaker = [
-            f"{name} from {getattr(self.site.policy, name)} to {getattr(policy, name)}"
-            for name in stricter_rules(policy, self.site.policy)
-        ]
         stricter = self.site.change_rules(policy, published)
         apply_trust(self.site, description)
         self.description, self._held, self.problem, self._failed = description, found, "", ()
         ends = f", stricter in {', '.join(stricter)}; open sessions have ended" if stricter else ""
         self.report(f"now uses {', '.join(changed) or 'its files'}{ends}")
-        if weaker:
-            self.weakened = f"{utc_text(time.time_ns())}: {', '.join(weaker)}"
-            self.report(f"the policy is weaker than before: {', '.join(weaker)}")
+        self._record_policy()
         return DESCRIPTION in changed
+
+    def _record_policy(self, how: str = "") -> None:
+        """Enter the rules into the ledger, and name those that became weaker."""
+        site_ledger = self.site.site_ledger
+        before = len(site_ledger.policies)
+        site_ledger.record_policy(rules_text(self.site.policy))
+        changes = policy_changes(site_ledger.policies)
+        self.weakened = next((str(one) for one in reversed(changes) if one.weaker), "")
+        if len(site_ledger.policies) > max(before, 1):
+            newest = policy_changes(site_ledger.policies[-2:])
+            for one in (one for one in newest if one.weaker):
+                self.report(f"the policy is weaker than before{how}: {', '.join(one.weaker)}")
 
     def _reload(self) -> None:
         """Read the rows again if the owner requested it; otherwise, or if it fails, keep the current rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,7 @@ def federation_page(view: FederationView) -> dict[str, Any]:
 def _notes(folder: Path, waiting: bool) -> list[tuple[str, ...]]:
     notes = read_notes(folder)
     waits = waiting_notes(notes)
-    return [
+    rows = [
         (
             plain_time(note.changed),
             note.person or "not stated",
@@ -114,6 +115,13 @@ def _notes(folder: Path, waiting: bool) -> list[tuple[str, ...]]:
         )
         for note in notes
         if (note in waits) == waiting
+    ]
+    equal = Counter(row[1:] for row in rows)
+    first = {row[1:]: row for row in reversed(rows)}
+    return [
+        (*row[:-1], f"{row[-1]}; {equal[row[1:]]:,} times" if equal[row[1:]] > 1 else row[-1])
+        for row in rows
+        if first[row[1:]] is row
     ]
 
 

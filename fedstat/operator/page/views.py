@@ -17,7 +17,7 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
 from fedstat.federation.disclosure.column_sums import exposure
-from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.federation.disclosure.policy import Budget, Policy, policy_changes
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line
 from fedstat.federation.disclosure.threat_statements import threats_under
@@ -93,12 +93,34 @@ def _sessions_by_day(chains: Iterable[SessionChain]) -> list[dict[str, Any]]:
         days.append(
             {
                 "date": date,
-                "analyses": [_session_row(chain) for chain in by_use[False]],
-                "connections": [_session_row(chain) for chain in connections],
+                "analyses": _merged_rows(by_use[False]),
+                "connections": _merged_rows(connections),
                 "summary": summary,
+                "repeated": [*_repeated(by_use[False]), *_repeated(connections)],
             }
         )
     return days
+
+
+def _equal_rows(chains: Iterable[SessionChain]) -> list[list[tuple[str | PageLink, ...]]]:
+    """Group the rows of sessions that differ by their time alone, in the order of the latest one."""
+    groups: dict[tuple[str | PageLink, ...], list[tuple[str | PageLink, ...]]] = {}
+    for row in map(_session_row, chains):
+        groups.setdefault(row[1:], []).append(row)
+    return list(groups.values())
+
+
+def _merged_rows(chains: Iterable[SessionChain]) -> list[tuple[str | PageLink, ...]]:
+    """Return one row for equal sessions, with their number."""
+    return [
+        (*rows[0][:3], f"{rows[0][3]}; {len(rows):,} times" if len(rows) > 1 else rows[0][3], *rows[0][4:])
+        for rows in _equal_rows(chains)
+    ]
+
+
+def _repeated(chains: Iterable[SessionChain]) -> list[tuple[str, list[str | PageLink]]]:
+    """Return the earlier times of equal sessions, which their row leaves out."""
+    return [(str(rows[0][2]), [row[0] for row in rows[1:]]) for rows in _equal_rows(chains) if len(rows) > 1]
 
 
 def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
@@ -395,7 +417,16 @@ def policy_page(view: OwnerView) -> PageData:
             ]
         ),
         "rules": section_data(lambda: _rules(found, looser)),
+        "changes": section_data(lambda: policy_rows(view.site_ledger)),
     }
+
+
+def policy_rows(site_ledger: SiteLedger) -> list[tuple[str, ...]]:
+    """Return one row for each change of the policy, the latest first."""
+    return [
+        (utc_text(one.when), "; ".join(one.weaker) or "none", "; ".join(one.stricter) or "none")
+        for one in reversed(policy_changes(site_ledger.policies))
+    ]
 
 
 def _rules(found: Policy, looser: tuple[str, ...]) -> list[tuple[str, ...]]:

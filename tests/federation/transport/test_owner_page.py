@@ -30,7 +30,7 @@ from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.message import Request, pack_request
 from fedstat.federation.transport.flare.provision import FLARE, KIT
 from fedstat.federation.transport.site_folder import open_site, refusal_log
-from fedstat.operator.page import rendering
+from fedstat.operator.page import rendering, views
 from fedstat.operator.page.server import MOST_THREADS
 from fedstat.operator.service import owner_view
 
@@ -55,6 +55,23 @@ def folder(tmp_path_factory):
     refusal_log(folder)("A: step 'score': its policy (minimum count) has fewer rows than 5")
     site.site_ledger.store.close()
     return folder
+
+
+def test_equal_sessions_are_one_line_with_their_number_and_links_to_all(tmp_path):
+    folder = make_site(tmp_path, Policy())
+    site = open_site(folder)
+    for i in range(4):
+        site.answer(request(f"connection {i}"))
+    site.site_ledger.store.close()
+    view = owner_view(folder)
+    (day,) = views.ledger_page(view)["days"]
+    (row,) = day["connections"]
+    assert row[3].endswith("; 4 times") and row[0].page == "ledger/4"
+    ((what, earlier),) = day["repeated"]
+    assert [one.page for one in earlier] == ["ledger/3", "ledger/2", "ledger/1"] and what == row[2]
+    with owner_of(folder) as owner:
+        shown = owner.get("ledger").text
+    assert all(f'ledger/{i}"' in shown for i in (1, 2, 3, 4)) and "4 times" in shown
 
 
 def test_every_page_shows_what_the_commands_print(folder, capsys):
