@@ -74,6 +74,21 @@ def cluster_sums(
     return score, information
 
 
+def solve_clusters(x: Floats, start: Ints, kind: int, rho: float) -> Floats:
+    """Return ``R^-1 x`` of rows (n, k), R the working correlation of each cluster."""
+    size = np.diff(start)
+    if kind == 0:
+        return x
+    if kind == 1:
+        totals = np.repeat(np.add.reduceat(x, start[:-1]), size, axis=0)
+        share = rho / (1.0 + (np.repeat(size, size)[:, None] - 1.0) * rho)
+        return np.asarray((x - share * totals) / (1.0 - rho))
+    begins, ends = (np.isin(np.arange(len(x)), places)[:, None] for places in (start[:-1], start[1:] - 1))
+    neighbors = np.where(begins, 0.0, np.roll(x, 1, axis=0)) + np.where(ends, 0.0, np.roll(x, -1, axis=0))
+    own = np.where(begins & ends, 1.0 - rho**2, np.where(begins | ends, 1.0, 1.0 + rho**2))
+    return np.asarray((own * x - rho * neighbors) / (1.0 - rho**2))
+
+
 def pair_sums(r: Floats, w: Floats, start: Ints) -> Floats:
     """Sum products of residuals (n,) within clusters, from which a working correlation is estimated: (3,).
 

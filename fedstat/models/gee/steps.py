@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control
 from fedstat.inference.convergence import last_digit
-from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
+from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums, solve_clusters
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, describe_nothing
@@ -35,7 +35,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import FitRows, own_part, standard_place
+from fedstat.models.rows.objective import FitRows, Place, RowTerms, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -78,13 +78,26 @@ class ScaledRows:
     r: Floats
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSums:
+    """Estimating functions (p,), their information (p, p), and products of residuals within clusters (3,)."""
+
+    score: Floats
+    information: Floats
+    pairs: Floats
+
+
 CLUSTERS = (*OPEN_ROWS, ClusterCounts, ClusterProducts)
 BEHIND = (*SUMS, ClusterCounts, ClusterProducts)
 
 
 @dataclass(slots=True, eq=False)
 class SiteClusters(FitRows):
-    """One fit's rows, sorted by cluster and by time within it; `start` (G + 1,) are the first of each."""
+    """One fit's rows, sorted by cluster and by time within it; `start` (G + 1,) are the first of each.
+
+    Parameters of the site are the coefficients of its own columns, and the working correlation last. There is
+    no likelihood: the score are estimating functions, and the information is their expected derivative.
+    """
 
     RECOMPUTED: ClassVar = ("held",)
     """The part that is made from the rows again when a session is resumed."""
@@ -107,7 +120,7 @@ class SiteClusters(FitRows):
     opened: OpenRows
     model: SiteModel
     request: GEERequest
-    held: tuple[Rows, Ints] | None = None
+    held: tuple[Rows, Ints, Ints] | None = None
 
     @classmethod
     def begin(
@@ -123,7 +136,7 @@ class SiteClusters(FitRows):
         distribution = DistributionSpec.from_json(request.distribution)
         model = SiteModel(opened, distribution, state.entities)
         clusters = cls(opened, model, request)
-        rows, first = clusters.sorted
+        rows, first, _ = clusters.sorted
         w = clusters.weights
         state.report(*clusters.facts())
         if distribution.least_squares:
@@ -146,7 +159,7 @@ class SiteClusters(FitRows):
     @property
     def counts(self) -> Floats:
         """Sums over clusters: ones, weights, pairs of rows, and weighted pairs, (4,)."""
-        _, first = self.sorted
+        _, first, _ = self.sorted
         size, w = np.diff(first), self.weights
         pairs = size * (size - 1.0) / 2.0
         return np.array([float(len(size)), w.sum(), pairs.sum(), w[first[:-1]] @ pairs])
@@ -194,13 +207,13 @@ class SiteClusters(FitRows):
         self.held = None
 
     @property
-    def sorted(self) -> tuple[Rows, Ints]:
-        """Rows in the order of the clusters, and the first row of each cluster."""
+    def sorted(self) -> tuple[Rows, Ints, Ints]:
+        """Rows in the order of clusters, the first row of each cluster, and the place of each row (n,)."""
         if self.held is None:
             self.held = self._sort()
         return self.held
 
-    def _sort(self) -> tuple[Rows, Ints]:
+    def _sort(self) -> tuple[Rows, Ints, Ints]:
         names = [self.request.groups, *([self.request.time] if self.request.time else [])]
         frame = pd.concat([rows.frame[names] for rows, _ in self.model.opened.chunks()])
         codes = [pd.factorize(frame[name], sort=True)[0] for name in names]
@@ -217,12 +230,13 @@ class SiteClusters(FitRows):
             for name in ("X", "y", "offset", "freq", "var", "trials")
         ]
         rows = Rows(*(None if one is None else np.ascontiguousarray(one[order]) for one in whole))  # type: ignore[arg-type]
-        return rows, np.concatenate([[0], np.flatnonzero(np.diff(code)) + 1, [len(code)]]).astype(np.int64)
+        first = np.concatenate([[0], np.flatnonzero(np.diff(code)) + 1, [len(code)]]).astype(np.int64)
+        return rows, first, np.argsort(order)
 
     @property
     def weights(self) -> Floats:
         """Weights of the sorted rows, (n,)."""
-        rows, _ = self.sorted
+        rows, _, _ = self.sorted
         return np.ones(len(rows)) if rows.weight is None else rows.weight
 
     def chunks(self) -> Iterator[Rows]:
@@ -231,12 +245,17 @@ class SiteClusters(FitRows):
 
     def at(self, beta: Floats) -> ScaledRows | None:
         """Return residuals at coefficients of the site's own columns; None outside the family's domain."""
-        rows, _ = self.sorted
+        rows, _, _ = self.sorted
         with np.errstate(all="ignore"):
             at = row_means(rows, self.model.distribution, linear_predictor(rows, beta))
             root = np.sqrt(at.V)
             D, r = np.ascontiguousarray(rows.X.T / (at.slope * root)), (rows.y - at.mu) / root
         return ScaledRows(D, r) if at.inside.all() and np.isfinite(D).all() else None
+
+    def place(self, shift: Floats, scale: Floats, beta: Floats, rho: Array) -> Place:
+        """Return coefficients of the site's own columns, and the working correlation."""
+        place = self.model.place(shift, scale, beta)
+        return Place(np.append(place.own, float(rho)), place.to_own)
 
     def allows(self, rho: float) -> bool:
         """Return whether the working correlation of every cluster is positive definite."""
@@ -244,9 +263,48 @@ class SiteClusters(FitRows):
         low = {"independence": -np.inf, "exchangeable": -1.0 / max(most - 1, 1), "ar1": -1.0}
         return low[self.request.structure] < rho < 1.0
 
-    def sums(self, at: ScaledRows, rho: float, each: bool = False) -> tuple[Floats, Floats]:
+    def functions(self, at: ScaledRows, rho: float, each: bool = False) -> tuple[Floats, Floats]:
         """Return estimating functions of the clusters, and their information, see the kernel."""
         return cluster_sums(at.D, at.r, self.weights, self.sorted[1], self.request.kind, rho, each)
+
+    def at_own(self, own: Floats) -> ScaledRows:
+        """Return residuals at the site's own parameters; MessageError if sums are not defined there."""
+        at = self.at(own[:-1])
+        if at is None or not self.allows(float(own[-1])):
+            raise MessageError(
+                f"{self.data.name}: the sums at this point are not defined; request 'sum_scores' first"
+            )
+        return at
+
+    def sums(self, own: Floats) -> ClusterSums | None:
+        """Sum over the clusters; None where a mean or the correlation is outside its range."""
+        at, rho = self.at(own[:-1]), float(own[-1])
+        if at is None or not self.allows(rho):
+            return None
+        score, information = self.functions(at, rho)
+        pairs = pair_sums(at.r, self.weights, self.sorted[1])
+        # The others are not needed, and would be products of other pairs of rows.
+        return ClusterSums(score.sum(axis=0), information[0], pairs * USED[self.request.structure])
+
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of the sums: a row's columns, with those of its cluster by the correlation.
+
+        Each of the ``pairs`` is a row's residual times residuals of its cluster.
+        """
+        at, rho, first = self.at_own(own), float(own[-1]), self.sorted[1]
+        w, one, size = self.weights[:, None], np.ones((len(at.r), 1)), np.diff(first)
+        solved = solve_clusters(w * np.column_stack([at.r, at.D.T]), first, self.request.kind, rho)
+        r, m = at.r[:, None], np.repeat(size, size)[:, None].astype(np.float64)
+        others = np.repeat(np.add.reduceat(r, first[:-1]), size, axis=0) - r
+        following = np.append(at.r[1:], 0.0)[:, None]
+        following[first[1:] - 1] = 0.0
+        several = m > 1.0
+        pairs = [w * others / 2.0, several * following / np.maximum(m - 1.0, 1.0), several * r / m]
+        return {
+            "score": [RowTerms(at.D.T, solved[:, :1], one)],
+            "information": [RowTerms(at.D.T, one, solved[:, 1:])],
+            "pairs": [RowTerms(r, np.column_stack(pairs) * USED[self.request.structure], one)],
+        }
 
     def by_cluster(self, values: Floats) -> Floats:
         """Sum values of sorted rows, (..., n), by cluster: (..., G)."""
@@ -259,7 +317,7 @@ class SiteClusters(FitRows):
         depends on it; for AR(1) they separate clusters of one row, of two, and of more. Each such class needs
         enough clusters, and so does every product of columns in it.
         """
-        rows, start = self.sorted
+        rows, start, _ = self.sorted
         size = np.diff(start)
         classes = {
             "independence": np.ones_like(size),
@@ -304,7 +362,7 @@ def sums_at(
     state.report(*model.facts_at(beta, total, instead))
 
     def each() -> Floats:
-        rows, _ = clusters.sorted
+        rows, _, _ = clusters.sorted
         return clusters.by_cluster(row_weights(rows, beta, model.distribution))
 
     state.report(WorkingWeights(each, instead=instead))
@@ -341,22 +399,15 @@ def sum_scores(
     nothing = describe_nothing(model.p, False) | {"pairs": np.zeros(3)}
     if beta is None:
         state.report(*AT_THE_START)
-        sums = evaluate(clusters.chunks(), None, model.distribution)
-        return nothing | describe_sums(sums, standard_place(model.opened, shift, scale))
-    place = model.place(shift, scale, beta)
-    own, T = place.own, place.to_own
-    independent = sums_at(state, clusters, own, nothing)
-    at = clusters.at(own)
-    if at is None or not clusters.allows(float(rho)):
+        first = evaluate(clusters.chunks(), None, model.distribution)
+        return nothing | describe_sums(first, standard_place(model.opened, shift, scale))
+    place = clusters.place(shift, scale, beta, rho)
+    T, independent = place.to_own, sums_at(state, clusters, place.own[:-1], nothing)
+    sums = clusters.sums(place.own)
+    if sums is None:
         return nothing | {"inside": np.array(False), "spread": np.array(True)}
-    score, information = clusters.sums(at, float(rho))
     found = describe_sums(independent, T)
-    return found | {
-        "score": T.T @ score.sum(axis=0),
-        "information": T.T @ information[0] @ T,
-        # The others are not needed, and would be products of other pairs of rows.
-        "pairs": pair_sums(at.r, clusters.weights, clusters.sorted[1]) * USED[clusters.request.structure],
-    }
+    return found | {"score": T.T @ sums.score, "information": T.T @ sums.information @ T, "pairs": sums.pairs}
 
 
 @step(
@@ -391,17 +442,14 @@ def finish(
     of independent rows.
     """
     clusters = clusters_of(state)
-    model = clusters.model
-    place = model.place(shift, scale, beta)
-    own, T = place.own, place.to_own
-    independent = T.T @ sums_at(state, clusters, own).information @ T
-    at = clusters.at(own)
-    if at is None or not clusters.allows(float(rho)):
-        raise MessageError(f"{data.name}: the sums at this point are not defined; request 'sum_scores' first")
-    state.report(model.opened.products_with(at.r**2))
-    score, information = clusters.sums(at, float(rho), each=True)
-    information = T.T @ information @ T
-    units = model.units(shift, scale, beta)
+    place = clusters.place(shift, scale, beta, rho)
+    T = place.to_own
+    independent = T.T @ sums_at(state, clusters, place.own[:-1]).information @ T
+    at = clusters.at_own(place.own)
+    # Products are checked by rows in the order of the table.
+    state.report(clusters.opened.products_with(at.r[clusters.sorted[2]] ** 2))
+    score, information = clusters.functions(at, float(rho), each=True)
+    information, units = T.T @ information @ T, clusters.model.units(shift, scale, beta)
     request = LeverageRequest.of(data.name, information.sum(axis=0), units, inverse, power)
     found = sum_corrected(state, request, score @ T, lambda part: information[part])
     return {**found, "omega": independent}
@@ -413,7 +461,7 @@ def finish(
 
 def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | str:
     """Solve the site's own estimating equations: coefficients and covariance, or the problem."""
-    model, (_, first) = clusters.model, clusters.sorted
+    model, (_, first, _) = clusters.model, clusters.sorted
     inside, counts = np.ix_(varies, varies), clusters.counts
     sums = evaluate(clusters.chunks(), None, model.distribution)
     beta, rho, p = np.zeros(model.p), 0.0, int(varies.sum())
@@ -433,7 +481,7 @@ def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | s
         rho, before = correlation(clusters.request.structure, pairs, counts, totals, p), rho
         if not clusters.allows(rho):
             return NO_FIT
-        each, information = clusters.sums(at, rho)
+        each, information = clusters.functions(at, rho)
         score, information = each.sum(axis=0), information[0]
         size = np.sqrt(max(float(move @ information[inside] @ move), 0.0))
         least = OWN_TOLERANCE * np.sqrt(pearson) + last_digit(beta[varies], information[inside])
@@ -441,7 +489,7 @@ def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | s
             break
     else:
         return NO_FIT
-    functions, parts = clusters.sums(at, rho, each=True)
+    functions, parts = clusters.functions(at, rho, each=True)
     bread = np.linalg.inv(information[inside])
     root = np.linalg.cholesky(bread)
     corrected, _ = adjusted_scores(functions[:, varies], parts[:, varies][:, :, varies], root, 1.0)

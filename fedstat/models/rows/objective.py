@@ -168,6 +168,10 @@ class FitRows(ABC):
     def fit_own(self) -> tuple[dict[str, Array], str]:
         """Fit the site's rows alone: its arrays, and what prevented a fit or ''."""
 
+    @abstractmethod
+    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
+        """Return the terms of the sums at the site's own parameters, by the names of the sums."""
+
     @property
     def data(self) -> SiteData:
         """The site's data."""
@@ -256,10 +260,6 @@ class Objective(FitRows):
     @abstractmethod
     def sums(self, own: Floats) -> SiteSums:
         """Sum over the rows at the site's own parameters (q,)."""
-
-    @abstractmethod
-    def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
-        """Return the terms of which the sums "score" and "information" are made."""
 
     @abstractmethod
     def row_scores(self, own: Floats) -> Floats:
@@ -504,8 +504,8 @@ class PredictorObjective(Objective):
         return np.asarray((self.matrices[:, ~self.opened.varies] == 0.0).all(axis=(0, 1)))
 
 
-OBJECTIVES: dict[str, type[Objective]] = {}
-"""Likelihoods over rows by the name of their family."""
+OBJECTIVES: dict[str, type[FitRows]] = {}
+"""What is fitted over rows, by the name of its family."""
 
 
 def standard_place(opened: OpenRows, shift: Floats, scale: Floats) -> Floats:

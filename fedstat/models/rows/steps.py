@@ -41,9 +41,8 @@ def rows_in(state: State, kind: type[Kind]) -> Kind:
 
 
 def enter_start(kind: type[FitRows]) -> None:
-    """Make the steps ``start`` and ``fit_alone`` of a family, and register a likelihood by its name."""
-    if issubclass(kind, Objective):
-        OBJECTIVES[kind.family] = kind
+    """Make the steps ``start`` and ``fit_alone`` of a family, and register it."""
+    OBJECTIVES[kind.family] = kind
 
     @step(kind.family, releases=kind.starts, request=kind.request_type, requests=kind.requests)
     def start(data: SiteData, state: State, request: Any) -> dict[str, Array]:

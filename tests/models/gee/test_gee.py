@@ -23,6 +23,7 @@ from fedstat.errors import (
     ModelError,
     NotAvailableError,
 )
+from fedstat.federation.design.horizontal_steps import OpenRows
 from fedstat.federation.message import Request, pack_request
 from fedstat.kernels.clusters import adjusted_scores, cluster_sums
 
@@ -406,3 +407,19 @@ def test_streamed_rows_are_those_in_memory(tmp_path):
     partition = fs.ClientPartition.from_frames(tables, layout="horizontal")
     fit = model_of("falls", "ar1", partition=partition).fit()
     assert_allclose(fit.params, model_of("falls", "ar1").fit().params, rtol=1e-9)
+
+
+def test_squared_residuals_that_are_checked_are_those_of_the_rows_of_the_table(monkeypatch):
+    checked, plain = [], OpenRows.products_with
+
+    def products_with(opened, weights):
+        checked.append((opened.data.name, opened.used, weights))
+        return plain(opened, weights)
+
+    monkeypatch.setattr(OpenRows, "products_with", products_with)
+    fit = model_of("score").fit()
+    assert [name for name, _, _ in checked] == list(PARTITION.sites)
+    rows = VISITS.sample(frac=1.0, random_state=1)
+    for name, used, weights in checked:
+        own = rows[rows["hospital"] == name][used]
+        assert_allclose(weights, (own["score"] - fit.predict(own)) ** 2, rtol=1e-6)

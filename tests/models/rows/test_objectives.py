@@ -1,5 +1,7 @@
 """Every likelihood over rows: its sums are those of its terms, and derivatives of its log-likelihood."""
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +20,7 @@ from fedstat.models.rows.objective import OBJECTIVES, RowTerms
 
 RNG = np.random.default_rng(4)
 N = 240
-TABLE = pd.DataFrame({"x": RNG.normal(size=N), "z": RNG.uniform(5.0, 9.0, N), "id": np.arange(N) // 3})
+TABLE = pd.DataFrame({"x": RNG.normal(size=N), "z": RNG.uniform(5.0, 9.0, N)})
 TABLE["site"], TABLE["g"] = RNG.choice(["Bonn", "Kiel", "Ulm"], N), RNG.choice(["a", "b"], N)
 TABLE["w"] = RNG.integers(1, 4, N)
 TIMES = np.exp(1.0 + 0.4 * TABLE["x"] - 0.2 * TABLE["z"] + 0.6 * np.log(RNG.exponential(size=N)))
@@ -26,6 +28,8 @@ TABLE["died"] = (TIMES < 1.5).astype(int)
 TABLE["t"] = np.ceil(np.minimum(TIMES, 1.5) * 20.0) / 20.0
 TABLE["entry"] = np.where(TABLE["t"] > 0.4, 0.1 * (TABLE["g"] == "a"), 0.0)
 TABLE["y"] = np.digitize(TABLE["x"] + RNG.logistic(size=N), [-1.0, 1.0])
+# Clusters of rows in any order: a site sorts its own.
+TABLE["id"], TABLE["visit"] = RNG.permutation(N) // 3, RNG.permutation(N)
 PARTITION = fs.ClientPartition.from_frame(TABLE, by="site", policy=fs.Policy(min_level_count=1))
 PROBIT = sm.families.Binomial(sm.families.links.Probit())
 CASES = {
@@ -41,9 +45,19 @@ CASES = {
         "t ~ x + z", PARTITION, family=sm.families.Gamma(sm.families.links.Log()), var_weights="w"
     ).fit(),
     "normal": lambda: fs.FederatedGLM.from_formula("z ~ x", PARTITION, offset="t").fit(),
+    "exchangeable": lambda: fs.FederatedGEE.from_formula(
+        "died ~ x", PARTITION, groups="id", family=PROBIT
+    ).fit(),
+    "autoregressive": lambda: fs.FederatedGEE.from_formula(
+        "z ~ x + died", PARTITION, groups="id", time="visit", cov_struct="ar1"
+    ).fit(),
+    "independent": lambda: fs.FederatedGEE.from_formula(
+        "y ~ x", PARTITION, groups="id", cov_struct="independence", family=sm.families.Poisson()
+    ).fit(),
     "weibull": lambda: FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION).fit(),
 }
 FAMILY = {"efron": "cox", "breslow": "cox", "ordinal": "categories", "multinomial": "categories"}
+FAMILY |= dict.fromkeys(("exchangeable", "autoregressive", "independent"), "gee")
 FAMILY |= dict.fromkeys(("logit", "probit", "gamma", "normal"), "glm")
 
 
@@ -55,10 +69,10 @@ def weibull():
     del FAMILIES["weibull"], OBJECTIVES["weibull"]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def objective(request):
-    """The rows of one site, and parameters near the estimate."""
-    kind, points = OBJECTIVES[FAMILY.get(request.param, request.param)], {}
+@cache
+def rows_of_fit(case):
+    """Return the rows of one site, and parameters near the estimate."""
+    kind, points = OBJECTIVES[FAMILY.get(case, case)], {}
     plain = kind.place
 
     def place(site, *args, **kwargs):
@@ -69,9 +83,21 @@ def objective(request):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "place", place)
-        CASES[request.param]()
+        CASES[case]()
     site, own = next(iter(points.values()))
     return site, own + 0.05 * np.cos(np.arange(len(own)))
+
+
+@pytest.fixture(params=CASES)
+def fitted(request):
+    """Rows with a fit of any kind."""
+    return rows_of_fit(request.param)
+
+
+@pytest.fixture(params=[case for case in CASES if FAMILY.get(case) != "gee"])
+def objective(request):
+    """Rows with a likelihood."""
+    return rows_of_fit(request.param)
 
 
 def kernel_sums(site, own):
@@ -93,13 +119,15 @@ def test_cases_are_of_all_objectives():
     assert {FAMILY.get(name, name) for name in CASES} == set(OBJECTIVES)
 
 
-def test_terms_add_up_to_the_sums(objective):
-    site, own = objective
+def test_terms_add_up_to_the_sums(fitted):
+    site, own = fitted
     sums, terms = kernel_sums(site, own), dict(site.terms(own))
     assert_allclose(added(terms.pop("score"))[:, 0], sums.score, rtol=1e-10, atol=1e-9)
     if "totals" in terms:
         totals = np.sum([one.sums()[:, 0, 0] for one in terms.pop("totals")], axis=0)
         assert_allclose(totals, [sums.weight, sums.deviance, sums.pearson], rtol=1e-10)
+    if "pairs" in terms:
+        assert_allclose(np.sum([one.sums()[:, 0, 0] for one in terms.pop("pairs")], axis=0), sums.pairs)
     assert set(terms) in ({"information"}, {"information", "observed", "meat"})
     for name, parts in terms.items():
         assert_allclose(added(parts), getattr(sums, name), rtol=1e-10, atol=1e-9)
