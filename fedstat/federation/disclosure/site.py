@@ -73,6 +73,7 @@ FEDERATION_FAMILIES = (
     "protocols.plan_approval",
     "protocols.margins",
     "protocols.schema",
+    "protocols.shared_keys",
     "protocols.receipts",
 )
 """Modules of federation/ that enter steps into :data:`fedstat.federation.disclosure.site.FAMILIES`."""

@@ -5,15 +5,26 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import DataWarning, EngineError, NotAvailableError, PartitionError, VersionWarning, warn
+from fedstat.codec import from_json, to_json
+from fedstat.errors import (
+    DataWarning,
+    EngineError,
+    FedstatError,
+    NotAvailableError,
+    PartitionError,
+    VersionWarning,
+    warn,
+)
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.files import write_atomic
 from fedstat.federation.message import NO_PURPOSE, Purpose
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.federation_file import (
@@ -29,8 +40,9 @@ from fedstat.federation.partition.local_sites import PartitionOptions, Partition
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.protocols.engine import Engine, side_by_side
 from fedstat.federation.protocols.linkage import PersistentAlignment, align_persistently, load_alignment
-from fedstat.federation.protocols.receipts import request_ledger_heads
+from fedstat.federation.protocols.receipts import request_ledger_heads, with_receipt
 from fedstat.federation.protocols.schema import TableSchema, change_remarks, request_schemas, version_remarks
+from fedstat.federation.protocols.shared_keys import request_shared_keys
 from fedstat.federation.tables.checks import raise_problems, shared_column_problems
 from fedstat.federation.tables.curve_columns import curve_problems
 from fedstat.federation.tables.dictionary import read_accepted
@@ -209,7 +221,8 @@ def connect(
     if federation.layout == "horizontal":
         alignment, site_column = _stack_connected(schemas, tables)
         parts = PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)
-        return replace(parts, quorum=quorum)
+        found = _count_shared_keys(federation, RemoteEngine(remote, None, heads, purpose), schemas)
+        return replace(parts, quorum=quorum, shared_keys=found)
     alignment, aligned_as = load_linked_tables(federation.folder, schemas, tables)
     key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
     # at a site that is left out the coordinator has no one to answer in place
@@ -217,6 +230,52 @@ def connect(
     return PartitionParts(
         "vertical", key, alignment, options, sites, engine=engine, aligned_as=aligned_as, coordinator=at
     )
+
+
+SHARED_KEYS = "shared_keys.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """About how many keys several sites have, and of which tables: number of rows and time of the change."""
+
+    tables: Mapping[str, tuple[int, str]]
+    keys: int
+
+
+def _count_shared_keys(
+    federation: FederationDescription, engine: RemoteEngine, schemas: Mapping[str, TableSchema]
+) -> int:
+    """Return about how many keys several sites have, and warn of them; the sites count once for their tables.
+
+    Sites without keys, without a common secret, or whose owner approves each analysis, take no part.
+    """
+    tables = {site: (one.n_rows, one.changed) for site, one in schemas.items() if one.compares_keys}
+    if len(tables) < 2:
+        return 0
+    path = federation.folder / SHARED_KEYS
+    try:
+        known = from_json(SharedKeys, path.read_bytes(), f"'{path}'")
+    except (OSError, FedstatError):
+        known = None
+    if known is None or dict(known.tables) != tables:
+        names, session, ledger = tuple(tables), secrets.token_hex(8), Ledger()
+        counting = request_shared_keys(names, sum(n for n, _ in tables.values()), session)
+        try:
+            found = engine.run(with_receipt(counting, names, session, ledger), ledger)
+        except FedstatError as error:
+            warn(f"the keys of the sites were not compared: {error}", DataWarning)
+            return 0
+        known = SharedKeys(tables, found or 0)
+        with suppress(OSError):  # they count again at the next connection
+            write_atomic(path, to_json(known).encode())
+    if known.keys:
+        warn(
+            f"about {known.keys:,} keys are at several sites: if equal keys are one person, rows are not "
+            "independent, and standard errors of models are too small",
+            DataWarning,
+        )
+    return known.keys
 
 
 def _dictionary_remarks(

@@ -166,6 +166,7 @@ class PartitionParts:
     coordinator: str = ""
     division: ExcludedRecords = field(default_factory=ExcludedRecords)
     quorum: int = 0
+    shared_keys: int = 0
 
     def opened(self) -> PartitionParts:
         """Open sites in this process, with keys and accounts of their own."""

@@ -96,6 +96,8 @@ class PartitionViews:
     coordinator: str = ""
     division: ExcludedRecords = field(default_factory=ExcludedRecords, repr=False)
     quorum: int = 0
+    _shared_keys: int = field(default=0, repr=False)
+    """Number of keys at several sites, about, where the sites have counted them."""
     _repeated_rows: int = field(default=0, init=False, repr=False)
     """Number of rows whose key another site has, where sites hold rows."""
 
@@ -106,7 +108,8 @@ class PartitionViews:
 
     def __post_init__(self) -> None:
         if self.layout == "horizontal":
-            object.__setattr__(self, "_repeated_rows", row_tables.repeated_keys(self.entities, self.rows))
+            found = 2 * self._shared_keys or row_tables.repeated_keys(self.entities, self.rows)
+            object.__setattr__(self, "_repeated_rows", found)
 
     def _warned(self) -> Self:
         """Warn of keys at several sites, unless the entities are new ones, on which no error depends."""
@@ -806,4 +809,5 @@ class ClientPartition(PartitionViews):
             coordinator=parts.coordinator,
             division=parts.division,
             quorum=parts.quorum,
+            _shared_keys=parts.shared_keys,
         )

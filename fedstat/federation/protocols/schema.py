@@ -18,6 +18,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import MESSAGES, VERSION, InstalledVersion, Request, control, schema
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.shared_keys import compares_keys
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.columns import kind, object_kind
 from fedstat.federation.tables.curve_columns import CurveTable
@@ -52,6 +53,7 @@ class TableSchema:
     description of the columns, by which requests are checked; `privacy` is the state of the privacy budget,
     None without one. `curves` have the points of columns that hold curves; `release` is the installed
     version. `changed` is the time since which the records differ from those of earlier releases, or empty.
+    `compares_keys` says whether the site counts keys that others have as well.
     """
 
     columns: Mapping[str, str | None]
@@ -64,6 +66,7 @@ class TableSchema:
     curves: Mapping[str, CurveShape] = field(default_factory=dict)
     release: InstalledVersion = field(default_factory=InstalledVersion)
     changed: str = ""
+    compares_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class TableSchemaText:
     privacy: BudgetSpent | None
     release: InstalledVersion
     changed: str
+    compares_keys: bool
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
@@ -134,6 +138,7 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
         curves=found.curves,
         release=own_version(),
         changed=data.memory.changed,
+        compares_keys=compares_keys(data),
     )
     return {}, codec.to_json(reported)
 
@@ -185,6 +190,7 @@ def _read(site: str, text: str) -> TableSchema:
         reported.curves,
         reported.release,
         reported.changed,
+        reported.compares_keys,
     )
 
 

@@ -237,6 +237,14 @@ def recognize_rows(known: Array, form: MarkForm, table: Table, secret: bytes) ->
     return _positions(known[:, :KEY_MARK], marks[:, :KEY_MARK])
 
 
+def has_keys(table: Table) -> bool:
+    """Return whether records have a key; no record is read."""
+    table = unlabeled(table)
+    if isinstance(table, SqlTable):
+        return table.key_hashes is not None
+    return isinstance(table, AlignedTable) or bool(_key_columns(table))
+
+
 def row_keys(table: Table) -> Array | None:
     """Return digests of the keys of the rows, (n_rows,) or (n_rows, w); None if records have no key."""
     table = unlabeled(table)

@@ -31,6 +31,8 @@ NOTES = Catalogue(
         "shared_keys": "ONE PERSON AT TWO SITES: the keys of {rows:,} rows are at another site as well. Rows "
         "of one person are not independent, and standard errors are too small: keep each person at one "
         "site{remedy}.",
+        "shared_keys/counted": "ONE PERSON AT TWO SITES: about {rows:,} rows have a key that is at another "
+        f"site as well. Rows of one person are not independent, and standard {TWICE_TOO_SMALL}",
         "few_clusters": "FEW CLUSTERS: '{term}' rests on {effective} effective clusters of {clusters:,} by "
         "'{groups}'{others}. {problem}{remedy}.",
         "shared_labels": "ONE PERSON AT TWO SITES: about {labels:,} labels of '{groups}' are at several "

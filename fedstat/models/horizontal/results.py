@@ -81,7 +81,8 @@ class RowsBasis:
             # Clusters are those of one column.
             alone = "" if ", " in self.key else self.key
             more = {"remedy": BY_KEY, "key": alone} if alone else {}
-            yield NOTES.note("shared_keys", rows=self.repeated, **more)
+            kind = "shared_keys" if self.key else "shared_keys/counted"
+            yield NOTES.note(kind, rows=self.repeated, **more)
 
 
 class RowsFit(Protocol):
