@@ -346,19 +346,17 @@ def _mode(
 def marginal_score(
     kind: int,
     shape: float,
-    X: Floats,
-    Z: Floats,
     y: Floats,
     w: Floats,
     eta: Floats,
-    L: Floats,
+    A: Floats,
     begin: Ints,
     nodes: Floats,
     weights: Floats,
     modes: Floats,
     means: Floats,
-) -> tuple[float, Floats, Floats, float]:
-    """Return the marginal log-likelihood without constants, and its derivatives in all parameters.
+) -> tuple[float, Floats]:
+    """Return the marginal log-likelihood without constants, and its derivatives by row.
 
     Adaptive Gauss-Hermite quadrature with several nodes for a single effect, otherwise Laplace's
     approximation (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and
@@ -370,12 +368,11 @@ def marginal_score(
         :data:`LOGIT`, :data:`LOG`, :data:`NEGATIVE_BINOMIAL` or :data:`GAMMA`.
     shape : float
         One over alpha, or over the dispersion, for the last two.
-    X, Z : (n, p), (n, q) arrays
-        Columns of coefficients and effects; rows in the order of their clusters.
     y, w, eta : (n,) arrays
-        Response, weight (binomial trials), and linear predictor without effects.
-    L : (q, q) array
-        Factor of the covariance of the effects.
+        Response, weight (binomial trials), and linear predictor without effects; rows in the order of their
+        clusters.
+    A : (n, q) array
+        Columns of independent effects of unit variance.
     begin : (C + 1,) array of int
         First row of each cluster, and n.
     nodes, weights : (k,) arrays
@@ -389,31 +386,30 @@ def marginal_score(
     Returns
     -------
     llf : float
-    score : (p,) array
-    score_factor : (q, q) array
-    score_shape : float
+    slopes : (n, q + 2) array
+        Derivatives by the linear predictor and by each column of `A` of a row, and its part of that by the
+        shape.
     """
-    n, p, q = len(X), X.shape[1], Z.shape[1]
-    A, score, score_factor = np.ascontiguousarray(Z @ L), np.zeros(p), np.zeros((q, q))
+    (n, q), slopes = A.shape, np.zeros((len(A), A.shape[1] + 2))
     rows, products, mu = np.zeros((n, 4)), np.zeros((n, q + 1)), np.zeros((len(nodes), n))
     H, inverse = np.zeros((2, q, q))
-    fixed = kind, shape, y, w, eta, A, X, Z, begin, modes, means, score, score_factor, rows, H, inverse
+    fixed = kind, shape, y, w, eta, A, begin, modes, means, slopes, rows, H, inverse
     if len(nodes) == 1:
-        llf, by_shape = _laplace(*fixed, products, *np.zeros((3, q)))
+        llf = _laplace(*fixed, products, *np.zeros((3, q)))
     else:
         room = *np.zeros((2, len(nodes))), *np.zeros((2, q))
-        llf, by_shape = _several_nodes(*fixed, nodes, weights, mu, *room)
-    return llf, score, score_factor, by_shape
+        llf = _several_nodes(*fixed, nodes, weights, mu, *room)
+    return llf, slopes
 
 
 @njit(cache=True, nogil=True)
 def _laplace(
-    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, X: Floats, Z: Floats, begin: Ints,
-    modes: Floats, means: Floats, score: Floats, score_factor: Floats, rows: Floats, H: Floats,
-    inverse: Floats, products: Floats, v: Floats, trial: Floats, move: Floats,
-) -> tuple[float, float]:  # fmt: skip
-    """Add the derivatives of Laplace's approximation; return its value and its derivative in the shape."""
-    q, llf, by_shape = A.shape[1], 0.0, 0.0
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, begin: Ints, modes: Floats,
+    means: Floats, slopes: Floats, rows: Floats, H: Floats, inverse: Floats, products: Floats, v: Floats,
+    trial: Floats, move: Floats,
+) -> float:  # fmt: skip
+    """Write the rows' derivatives of Laplace's approximation to `slopes`; return its value."""
+    q, llf = A.shape[1], 0.0
     for c in range(len(begin) - 1):
         u, first, end = modes[c], begin[c], begin[c + 1]
         value, logdet = _mode(kind, shape, y, w, eta, A, u, first, end, H, inverse, rows, trial, move)
@@ -438,26 +434,23 @@ def _laplace(
             r, g = w[i] * (y[i] - rows[i, 1]), w[i] * rows[i, 2]
             e = r - 0.5 * w[i] * rows[i, 3] * products[i, q] + 0.5 * g * along
             means[i] = rows[i, 1]
-            for j in range(X.shape[1]):
-                score[j] += e * X[i, j]
-            for s in range(q):
-                for t in range(q):
-                    score_factor[s, t] += Z[i, s] * (u[t] * e - g * products[i, t] - 0.5 * r * v[t])
+            slopes[i, 0] = e
+            for t in range(q):
+                slopes[i, 1 + t] = u[t] * e - g * products[i, t] - 0.5 * r * v[t]
             if kind >= NEGATIVE_BINOMIAL:
                 by, slope, curve = _row_by_shape(kind, shape, y[i], at)
-                by_shape += w[i] * (by - 0.5 * curve * products[i, q] - 0.5 * slope * along)
-    return llf, by_shape
+                slopes[i, 1 + q] = w[i] * (by - 0.5 * curve * products[i, q] - 0.5 * slope * along)
+    return llf
 
 
 @njit(cache=True, nogil=True)
 def _several_nodes(
-    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, X: Floats, Z: Floats, begin: Ints,
-    modes: Floats, means: Floats, score: Floats, score_factor: Floats, rows: Floats, H: Floats,
-    inverse: Floats, nodes: Floats, weights: Floats, mu: Floats, share: Floats, at: Floats, trial: Floats,
-    move: Floats,
-) -> tuple[float, float]:  # fmt: skip
-    """Add the derivatives of quadrature for one effect; return its value and its derivative in the shape."""
-    K, llf, by_shape = len(nodes), 0.0, 0.0
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, begin: Ints, modes: Floats,
+    means: Floats, slopes: Floats, rows: Floats, H: Floats, inverse: Floats, nodes: Floats, weights: Floats,
+    mu: Floats, share: Floats, at: Floats, trial: Floats, move: Floats,
+) -> float:  # fmt: skip
+    """Write the rows' derivatives of quadrature for one effect to `slopes`; return its value."""
+    K, llf = len(nodes), 0.0
     for c in range(len(begin) - 1):
         u, first, end = modes[c], begin[c], begin[c + 1]
         _mode(kind, shape, y, w, eta, A, u, first, end, H, inverse, rows, trial, move)
@@ -494,16 +487,13 @@ def _several_nodes(
                 r += share[k] * (y[i] - mu[k, i]) * at[k]
             g = w[i] * rows[i, 2] * A[i, 0]
             fixed = by_kappa * w[i] * rows[i, 3] * A[i, 0] ** 2 - by_mode * g
-            e = w[i] * (y[i] - mean) + fixed
             means[i] = mean
-            for j in range(X.shape[1]):
-                score[j] += e * X[i, j]
-            moved = w[i] * r + fixed * u[0] + 2.0 * by_kappa * g + by_mode * w[i] * (y[i] - rows[i, 1])
-            score_factor[0, 0] += Z[i, 0] * moved
+            slopes[i, 0] = w[i] * (y[i] - mean) + fixed
+            slopes[i, 1] = w[i] * r + fixed * u[0] + 2.0 * by_kappa * g + by_mode * w[i] * (y[i] - rows[i, 1])
             if kind >= NEGATIVE_BINOMIAL:
                 _, slope, curve = _row_by_shape(kind, shape, y[i], eta[i] + A[i, 0] * u[0])
-                by_shape += w[i] * (by_kappa * curve * A[i, 0] ** 2 + by_mode * slope * A[i, 0])
+                slopes[i, 2] = w[i] * (by_kappa * curve * A[i, 0] ** 2 + by_mode * slope * A[i, 0])
                 for k in range(K):
                     by = _row_by_shape(kind, shape, y[i], eta[i] + A[i, 0] * at[k])
-                    by_shape += w[i] * share[k] * by[0]
-    return llf, by_shape
+                    slopes[i, 2] += w[i] * share[k] * by[0]
+    return llf

@@ -88,9 +88,10 @@ def likelihood(kind, y, parameters, nodes, shape=1.0):
         L[place] = value
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     Z = np.ascontiguousarray(X[:, :q])
-    rest = L, BEGIN, x, w, np.zeros((6, q)), np.zeros(N)
-    llf, score, factor, by_shape = marginal_score(kind, shape, X, Z, y, np.ones(N), X @ parameters[:2], *rest)
-    return llf, np.concatenate([score, [factor[place] for place in entries], [by_shape]])
+    rest = BEGIN, x, w, np.zeros((6, q)), np.zeros(N)
+    llf, slopes = marginal_score(kind, shape, y, np.ones(N), X @ parameters[:2], Z @ L, *rest)
+    factor = Z.T @ slopes[:, 1:-1]
+    return llf, np.array([*(slopes[:, 0] @ X), *(factor[place] for place in entries), slopes[:, -1].sum()])
 
 
 RESPONSES = {

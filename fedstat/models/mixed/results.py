@@ -703,9 +703,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         share = y[:, 0] / trials if y.ndim == 2 else y
         modes, begin = np.zeros((1, A.shape[1])), np.array([0, len(A)])
         one = np.zeros(1), np.ones(1), modes, np.zeros(len(A))
-        kind, eye = KINDS[fit.distribution.name, fit.distribution.link], np.eye(A.shape[1])
+        kind, columns = KINDS[fit.distribution.name, fit.distribution.link], np.ascontiguousarray(A)
         shape = 1.0 if fit.dispersion is None else 1.0 / float(fit.dispersion[0])
-        marginal_score(kind, shape, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
+        marginal_score(kind, shape, share, trials, eta, columns, begin, *one)
         return np.asarray(modes[0])
 
     # -- prediction ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,7 @@ from fedstat.models.horizontal.clusters import (
 from fedstat.models.horizontal.rows import NO_MEANS, RowsAtPoints, glm_rows, require_response, summed
 from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
 from fedstat.models.margins import MeanJet
+from fedstat.models.rows.objective import RowTerms
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -169,25 +170,24 @@ class GroupedRows:
     wide: Floats
     """X, and the columns that only effects have."""
 
-    def score(
+    def at(
         self, kind: int, shape: float, beta: Floats, L: Floats, nodes: int, modes: Floats
-    ) -> tuple[float, Floats, Floats, float, Floats]:
-        """Return log-likelihood, its derivatives (p,), (q, q) and in the shape, and what means are.
+    ) -> tuple[float, Floats, Floats]:
+        """Return log-likelihood, the rows' derivatives (n, q + 2), and what means are.
 
         Modes change in place. See :func:`marginal_score`.
         """
         x, weights = np.polynomial.hermite_e.hermegauss(nodes)
         means = np.zeros(len(self.y))
-        eta = self.X @ beta + self.offset
-        rest = np.ascontiguousarray(L), self.begin, x, weights, modes, means
-        found = marginal_score(kind, shape, self.X, self.Z, self.y, self.w, eta, *rest)
-        llf, by_beta, by_factor, by_shape = found
+        rest = np.ascontiguousarray(self.Z @ L), self.begin, x, weights, modes, means
+        llf, slopes = marginal_score(kind, shape, self.y, self.w, self.X @ beta + self.offset, *rest)
         constant, slope = shape_constant(kind, shape, self.y)
-        return llf + self.constant + constant, by_beta, by_factor, by_shape + slope, means
+        slopes[:, -1] += slope
+        return llf + self.constant + constant, slopes, means
 
 
-def shape_constant(kind: int, shape: float, y: Floats) -> tuple[float, float]:
-    """Return the part of log L that depends on the responses and the shape alone, and its derivative."""
+def shape_constant(kind: int, shape: float, y: Floats) -> tuple[float, Floats]:
+    """Return the part of log L that depends on the responses and the shape alone, and the rows' slopes."""
     if kind == NEGATIVE_BINOMIAL and shape > STIRLING:
         end = y + shape
         logs = np.log1p(y / shape)
@@ -200,8 +200,8 @@ def shape_constant(kind: int, shape: float, y: Floats) -> tuple[float, float]:
         part = shape * np.log(shape) - gammaln(shape) + shape * np.log(y)
         slope = np.log(shape) + 1.0 - digamma(shape) + np.log(y)
     else:
-        return 0.0, 0.0
-    return float(part.sum()), float(slope.sum())
+        return 0.0, np.zeros(len(y))
+    return float(part.sum()), np.asarray(slope)
 
 
 @dataclass(slots=True, eq=False)
@@ -632,7 +632,7 @@ class GroupedMeans:
         rows, distribution = self.site.by_group(), self.site.request.distribution
         at = OwnPoint.of_key(self.site, key.removeprefix(SLOPES))
         if not key.startswith(SLOPES):
-            return row_vectors(distribution, at.shape, rows, score_at(self.site, at)[3])
+            return row_vectors(distribution, at.shape, rows, score_at(self.site, at).means)
         deviation = np.linalg.norm(rows.Z @ at.L, axis=1)
         return averaged_means(distribution, rows.X @ at.beta + rows.offset, deviation)[1:4].T
 
@@ -665,16 +665,35 @@ class OwnPoint:
         return cls(values[:p], values[p:-1].reshape(q, q), float(values[-1]))
 
 
-def score_at(
-    site: MixedRows, at: OwnPoint, modes: Floats | None = None
-) -> tuple[float, Floats, Floats, Floats, float]:
-    """Return log-likelihood, derivatives in coefficients and factor (q, q), means, and that in log shape."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MarginalTerms:
+    """Marginal log-likelihood at one site, means of its rows, and the terms of its derivatives.
+
+    Terms are those in the coefficients of the site's own columns (p,), in the factor (q, q), whose columns
+    have weights of their own, and in the logarithm of the shape.
+    """
+
+    llf: float
+    means: Floats
+    score: RowTerms
+    factor: RowTerms
+    shape: RowTerms
+
+
+def score_at(site: MixedRows, at: OwnPoint, modes: Floats | None = None) -> MarginalTerms:
+    """Return log-likelihood, means, and the terms of the derivatives at the site's own parameters."""
     rows = site.by_group()
     start = np.zeros((len(rows.begin) - 1, len(at.L))) if modes is None else modes
     kind = KINDS[site.request.distribution.name, site.request.distribution.link]
-    found = rows.score(kind, at.shape, at.beta, at.L, site.request.nodes, start)
-    llf, score, by_factor, by_shape, means = found
-    return llf, score, by_factor, means, at.shape * by_shape
+    llf, slopes, means = rows.at(kind, at.shape, at.beta, at.L, site.request.nodes, start)
+    one = np.ones((len(means), 1))
+    return MarginalTerms(
+        llf,
+        means,
+        RowTerms(rows.X, slopes[:, :1], one),
+        RowTerms(rows.Z, slopes[:, 1:-1], one),
+        RowTerms(one, at.shape * slopes[:, -1:], one),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -708,9 +727,11 @@ class CommonPoint:
 
     def score(self, move: Floats | float = 0.0, modes: Floats | None = None) -> tuple[float, Floats, Floats]:
         """Return log-likelihood, score (h,) and means."""
-        llf, by_beta, by_factor, means, by_shape = score_at(self.site, self.own(move), modes)
-        last = [-by_shape] if self.dispersed else []
-        return llf, np.array([*(self.site.to_own.T @ by_beta), *self.in_factors(by_factor), *last]), means
+        found = score_at(self.site, self.own(move), modes)
+        by_beta, by_factor = found.score.sums()[0, :, 0], found.factor.sums()[:, :, 0].T
+        last = [-float(found.shape.sums()[0, 0, 0])] if self.dispersed else []
+        score = [*(self.site.to_own.T @ by_beta), *self.in_factors(by_factor), *last]
+        return found.llf, np.array(score), found.means
 
 
 def placed(
@@ -1025,27 +1046,16 @@ def products_by_group(site: MixedRows, covariance: Floats, center: Floats) -> Fl
 
 def scores_by_group(point: CommonPoint) -> tuple[Floats, Floats]:
     """Return the score of each group in the coefficients, (groups, p), and its information (groups, p, p)."""
-    site, at = point.site, point.own()
-    rows, request = site.by_group(), site.request
-    kind, p = KINDS[request.distribution.name, request.distribution.link], site.p
-    x, weights = np.polynomial.hermite_e.hermegauss(request.nodes)
-    scores, information = [], []
-    for first, last in pairwise(rows.begin):
-        own = slice(first, last)
-        begin, modes, means = np.array([0, last - first]), np.zeros((1, len(at.L))), np.zeros(last - first)
-        parts = [np.ascontiguousarray(M[own]) for M in (rows.X, rows.Z, rows.y, rows.w)]
+    rows, p = point.site.by_group(), point.site.p
+    modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
 
-        def score(move: Floats | float, own: Any = own, parts: Any = parts, rest: Any = None) -> Floats:
-            eta = rows.X[own] @ (site.to_own @ (point.values[:p] + move)) + rows.offset[own]
-            found: Any = cast(Any, marginal_score)(kind, at.shape, *parts, eta, *rest)
-            return np.asarray(site.to_own.T @ found[1])
+    def score(move: Floats | float = 0.0) -> Floats:
+        term = score_at(point.site, point.own(move), modes).score
+        return np.add.reduceat(term.left * term.weights, rows.begin[:-1]) @ point.site.to_own
 
-        rest = np.ascontiguousarray(at.L), begin, x, weights, modes, means
-        scores.append(score(0.0, rest=rest))
-        ends = [[score(h * move, rest=rest) for h in (-1.0, 1.0)] for move in DIFFERENCE * np.eye(p)]
-        H = np.array([(low - high) / (2.0 * DIFFERENCE) for low, high in ends])
-        information.append((H + H.T) / 2.0)
-    return np.array(scores), np.array(information)
+    own, moves = score(), DIFFERENCE * np.eye(p, len(point.values))
+    H = np.stack([(score(-move) - score(move)) / (2.0 * DIFFERENCE) for move in moves], axis=1)
+    return own, (H + H.transpose(0, 2, 1)) / 2.0
 
 
 def group_tests(score: Floats, information: Floats, inverse: Floats) -> Floats:
@@ -1144,7 +1154,7 @@ def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:
         return np.zeros(2)
     laplace = replace(site, request=replace(site.request, nodes=1))
     modes = np.zeros((len(rows.begin) - 1, len(at.L)))
-    means = score_at(laplace, at, modes)[3]
+    means = score_at(laplace, at, modes).means
     weight = rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)[0]
     X, A = rows.X @ site.to_own, rows.Z @ at.L
     leverage = np.zeros(len(means))
@@ -1233,7 +1243,7 @@ def sum_groups(
     else:
         point = placed(data, state, beta, factor, basis, dispersion)
         at, rows = point.own(), site.by_group()
-        means, block = score_at(site, at)[3], GroupedMeans(site, slice(None))
+        means, block = score_at(site, at).means, GroupedMeans(site, slice(None))
         state.report(
             NO_MEANS,
             WorkingWeights(lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)),
@@ -1317,7 +1327,7 @@ def _site_mode(
     site = replace(point.site, request=replace(point.site.request, nodes=1))
     rows, at = site.by_group(), point.own()
     modes = np.zeros((1, len(at.L)))
-    means = score_at(site, at, modes)[3]
+    means = score_at(site, at, modes).means
     A = rows.Z @ at.L
     every = rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)
     state.report(NO_MEANS, WorkingWeights(lambda: every), groups_at(site, np.zeros(len(factor)), False))

@@ -59,7 +59,7 @@ class RowTerms:
 
     def sums(self) -> Floats:
         """Add up the rows: (k, a, b)."""
-        return np.asarray(np.einsum("na,nk,nb->kab", self.left, self.weights, self.right, optimize=True))
+        return np.array([self.left.T @ (column[:, None] * self.right) for column in self.weights.T])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
