@@ -374,6 +374,18 @@ SITE = (
             make_argument("--out", type=Path, help="file that ends in .csv or .html (default: print CSV)"),
         ),
     ),
+    Command(
+        "summary",
+        "Write one page on a quarter, for a data protection officer: who asked for what, what was released "
+        "by column, what was refused, changes of the policy, exposure.",
+        disclosure_commands.summarize_quarter,
+        (
+            make_argument(
+                "--quarter", default="", metavar="YEAR-Qn", help="such as 2026-Q4 (default: the present one)"
+            ),
+            make_argument("--out", type=Path, help="file that ends in .html (default: SITE-QUARTER.html)"),
+        ),
+    ),
 )
 
 FEDERATION = (

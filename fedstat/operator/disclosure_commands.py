@@ -48,6 +48,7 @@ from fedstat.federation.transport.site_folder import (
 )
 from fedstat.operator.page.audit_export import AuditFilter, as_csv, audit_lines, audit_page
 from fedstat.operator.page.plan_summary import summarize_plan
+from fedstat.operator.page.quarter_summary import Quarter, summary_page
 from fedstat.operator.page.released_arrays import (
     EXPOSURE_HEAD,
     EXPOSURE_NOTES,
@@ -286,6 +287,22 @@ def export_audit(
     write_atomic(out, text.encode())
     print(underlined(f"Releases of {name}"))
     print(f"  {len(lines):,} lines in '{out}'. The ledger is complete, and its signatures are valid.")
+    return 0
+
+
+def summarize_quarter(folder: Path, quarter: str = "", out: Path | None = None) -> int:
+    """Write one page on what the site released in a quarter, for a data protection officer."""
+    name, period = read_description(folder).name, Quarter.parse(quarter)
+    out = Path(f"{name}-{period}.html") if out is None else out
+    if out.suffix != ".html":
+        raise PartitionError(f"'{out}': expected the ending .html; a browser prints the page as PDF")
+    tables = {
+        table: (place, read_ledger(place, name, load_identity(place).public))
+        for table, place in table_folders(folder).items()
+    }
+    write_atomic(out, summary_page(name, period, tables).encode())
+    print(underlined(f"{name} in {period}"))
+    print(f"  Written to '{out}'. Print it in a browser, or save it there as PDF.")
     return 0
 
 

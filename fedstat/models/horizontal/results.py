@@ -80,7 +80,7 @@ class RowsBasis:
         if self.repeated:
             # Clusters are those of one column.
             alone = "" if ", " in self.key else self.key
-            more = {"remedy": BY_KEY, "key": alone} if alone else {}
+            more: dict[str, Any] = {"remedy": BY_KEY, "key": alone} if alone else {}
             kind = "shared_keys" if self.key else "shared_keys/counted"
             yield NOTES.note(kind, rows=self.repeated, **more)
 

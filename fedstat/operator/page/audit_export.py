@@ -33,6 +33,8 @@ RELEASED_AS: Mapping[str, str] = {
 """Kinds of values in words."""
 
 
+AS_SUM = "only as a sum"
+"""Beginning of the words for values that are masked."""
 COUNTED_AS: Mapping[str, str] = {
     RELEASED_AS["aggregate"]: "of this site alone",
     RELEASED_AS["noisy aggregate"]: "of this site alone, with random noise",
@@ -123,7 +125,7 @@ def _line(
     step = FAMILIES.get(one.family, {}).get(one.step)
     declared = None if step is None else step.given.get(one.array)
     decision = site_ledger.decisions.get(subject.plan)
-    as_sum = f"only as a sum over {one.among} sites" if one.masked else ""
+    as_sum = f"{AS_SUM} over {one.among} sites" if one.masked else ""
     return AuditLine(
         first=entries[0].time,
         last=entries[-1].time,
@@ -204,7 +206,7 @@ def _amounts(lines: Sequence[AuditLine]) -> str:
     """Count the released numbers by how they were released, without technical answers and names."""
     found: dict[str, int] = {}
     for line in lines:
-        as_sum = line.released_as.startswith("only as a sum")
+        as_sum = line.released_as.startswith(AS_SUM)
         if line.numbers and (as_sum or line.released_as in COUNTED_AS):
             kind = line.released_as if as_sum else COUNTED_AS[line.released_as]
             found[kind] = found.get(kind, 0) + line.numbers
@@ -215,8 +217,13 @@ def _amounts(lines: Sequence[AuditLine]) -> str:
 
 def audit_page(site: str, wanted: AuditFilter, lines: Sequence[AuditLine]) -> str:
     """Render the releases as one page without scripts, to print."""
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     chosen = [(one.name, getattr(wanted, one.name)) for one in fields(wanted) if getattr(wanted, one.name)]
-    text = render("audit.html", site=site, chosen=chosen, analyses=group_analyses(lines))
+    return render_to_print("audit.html", site=site, chosen=chosen, analyses=group_analyses(lines))
+
+
+def render_to_print(template: str, **data: object) -> str:
+    """Render a page without scripts and links, which has its style in itself."""
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    text = render(template, **data)
     # Outside of the template, which escapes every value: names can have no tags, so the first is its own.
     return text.replace("<style></style>", f"<style>{style}</style>", 1)
