@@ -429,6 +429,10 @@ SITUATIONS = [
         {"family": BINOMIAL},
         {"n_lambdas": 6},
     ),
+    *(
+        Situation(kind, "VerticalGLM", WITH_BOTH, lambda: columns(counts()), {"missing": "em"})
+        for kind in ("naive_intervals", "conditional_claim")
+    ),
     Situation("proposed", "VerticalGLM", WITH_V, lambda: columns(counts()), {"family": BINOMIAL}),
     Situation("proposed", "VerticalGLM", "y ~ .", heavy, {"family": BINOMIAL}),
     Situation(

@@ -68,9 +68,13 @@ SIMULATED_CLAIM = (
 CONDITIONAL_CLAIM = (
     "Conditional on selection: standard errors, tests and intervals treat the selected columns as given. "
     "They ignore the search among columns, which is harmless only if no true coefficient is near zero. "
-    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
-    "selection, fit(inference='split') those of selected columns on other entities." + SIMULATED_CLAIM
 )
+OTHER_INFERENCE = (
+    "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
+    "selection, fit(inference='split') those of selected columns on other entities."
+)
+UNPENALIZED = Remedy("fit(lam=0)", "{call} has intervals of all columns that do not depend on a selection.")
+DEBIASED_FIT = Remedy("fit(inference='debiased')", "Use {call} or fit(inference='split').")
 DEBIASED_CLAIM = (
     "Debiased: a lasso tuned for prediction (smallest AIC), and one Newton step with the nodewise lasso's "
     "inverse of the information. Intervals are valid for every single column, selected or not, near zero or "
@@ -120,10 +124,7 @@ REPORTED = {
 
 NOTES = Catalogue(
     critical={
-        "naive_intervals": (
-            NAIVE_CLAIM + "{remedy}",
-            Remedy("fit(inference='debiased')", "Use {call} or fit(inference='split')."),
-        ),
+        "naive_intervals": NAIVE_CLAIM + "{remedy}",
         "no_refit": "NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed.",
     },
     warning={
@@ -144,7 +145,8 @@ NOTES = Catalogue(
         "with such columns, 95 % intervals of nonzero coefficients covered 87 to 91 %.",
     },
     info={
-        "conditional_claim": CONDITIONAL_CLAIM,
+        "conditional_claim": CONDITIONAL_CLAIM + OTHER_INFERENCE + SIMULATED_CLAIM,
+        "conditional_claim/missing": (CONDITIONAL_CLAIM + "{remedy}" + SIMULATED_CLAIM, UNPENALIZED),
         "debiased_claim": DEBIASED_CLAIM,
         "split_claim": SPLIT_CLAIM,
         "every_claim": EVERY_CLAIM,
@@ -188,18 +190,18 @@ NOTES = Catalogue(
 )
 
 
-CLAIMS = {
-    "conditional": ("naive_intervals", "conditional_claim"),
-    "debiased": ("debiased_claim",),
-    "split": ("split_claim",),
-    "every": ("every_claim",),
-}
-"""Kinds of notes on standard errors, by inference."""
+CLAIMS = {"debiased": "debiased_claim", "split": "split_claim", "every": "every_claim"}
+"""Kinds of notes on standard errors, by inference that allows for the selection."""
 
 
-def claims_of(inference: str) -> tuple[Note, ...]:
-    """State what standard errors account for, by inference."""
-    return tuple(NOTES.note(kind) for kind in CLAIMS[inference])
+def claims_of(inference: str, *, missing: bool = False) -> tuple[Note, ...]:
+    """State what standard errors account for, by inference; with `missing` blocks, there are no others."""
+    if inference in CLAIMS:
+        return (NOTES.note(CLAIMS[inference]),)
+    return (
+        NOTES.note("naive_intervals", remedy=UNPENALIZED if missing else DEBIASED_FIT),
+        NOTES.note("conditional_claim/missing" if missing else "conditional_claim"),
+    )
 
 
 def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:

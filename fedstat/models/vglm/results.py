@@ -228,7 +228,7 @@ class VerticalGLMResults(
             estimate, layout.sites, outcome.distribution, {}, layout.active, means, column_means(outcome)
         )
         debiased = every or make_debiased(response, outcome)
-        claims = claims_of(selection.inference)
+        claims = claims_of(selection.inference, missing=outcome.observed is not None)
         inherited = [note for source in sources for note in critical_notes(source)]
         alone = selection.lam == 0.0 or selection.penalty == "ridge" or bool(outcome.fitted.unbounded)
         if selection.inference == "conditional" and alone:
@@ -280,8 +280,13 @@ class VerticalGLMResults(
             spent = SPENT if self._selects else SHRUNKEN
             reason = next((str(note) for note in self._record.notes if note.kind == "no_refit"), spent)
             raise NotAvailableError(f"no fit on the selected columns: {reason}")
-        claims = claims_of("split" if self.selection.inference == "split" else "conditional")
-        found = RefitResults(EstimateRecord(estimate=self._record.refit, notes=claims), self._ledger)
+        inference = self.selection.inference
+        if inference == "conditional":  # as stated of the fit; nothing where lambda is zero
+            claims = tuple(note for note in self._record.notes if note.kind == "conditional_claim")
+        else:
+            claims = claims_of("split" if inference == "split" else "conditional")
+        record = EstimateRecord(estimate=self._record.refit, notes=(*critical_notes(self), *claims))
+        found = RefitResults(record, self._ledger)
         found.parent = self
         return found
 
@@ -300,7 +305,8 @@ class VerticalGLMResults(
         if self._record.debiased is None:
             raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
         kind = self.selection.inference
-        record = EstimateRecord(estimate=self._record.debiased, notes=claims_of(kind))
+        notes = (*critical_notes(self), *claims_of(kind))
+        record = EstimateRecord(estimate=self._record.debiased, notes=notes)
         found = DebiasedResults(record, self._ledger)
         found.method_name = METHODS[kind]
         found.parent = self
