@@ -450,7 +450,6 @@ class Family:
     response: str = ""
     written: bool = False  # the covariate is part of a formula
     noisy: bool = False  # releases have noise, charged to a budget
-    unannounced: tuple[str, ...] = ()  # arrays that explain() lacks: a known fault
     shorter: tuple[str, ...] = ()  # arrays whose length depends on the data: explain() has the largest
     gaps: Mapping[str, str] = field(default_factory=dict)
 
@@ -667,8 +666,6 @@ FAMILIES = {
             cut={"maxiter": 1},
             roles={"var_weights": {"var_weights": "v"}, "offset": {"offset": "shift"}},
             gaps={**NO_WEIGHTS, **OWN_CLUSTERS},
-            # A dry run of a linear model ends with an effect of zero variance, where this is not sent.
-            unannounced=("variances",),
         ),
         model(
             "FederatedCox",

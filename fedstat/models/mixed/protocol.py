@@ -749,6 +749,8 @@ class MixedNewton:
         K, inverse = len(theta), sums.parts()[0].values[0]
         arrays = self.point(np.concatenate([np.zeros(len(inverse)), theta]))
         arrays |= {"center": self.center, "dispersion": np.array(scale), "restricted": np.array(sums.reml)}
+        # Zeros are sent as well, so that what is sent does not depend on the estimate.
+        arrays["variances"] = np.zeros((K + 1, K + 1))
         if not self.effects.singular(theta):
             _, slope, hessian = ValueAndDerivatives(sums.logdet).scalar()
             information = np.zeros((K + 1, K + 1))

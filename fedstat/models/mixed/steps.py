@@ -1182,7 +1182,7 @@ def dispersion_test(point: CommonPoint, inverse: Floats) -> Floats:
         **LEVERAGES,
         "center": CENTER,
         "variances": aggregate(
-            "inverse information of the variances of all sites' rows", 2, optional=True, common=True
+            "inverse information of the variances of all sites' rows, or zeros", 2, optional=True, common=True
         ),
         "restricted": control("whether the likelihood is the restricted one", 0),
     },
@@ -1214,8 +1214,8 @@ def sum_groups(
     inverse information of the coefficients of all sites' rows; ``tests`` (3, p), see :func:`group_tests`;
     ``dispersion`` (2,), see :func:`dispersion_test`; and for normal responses, with `variances` (K + 1, K +
     1), the inverse information of covariances and log residual variance: ``influences`` (2, m), see
-    :func:`variance_influences`. `dispersion` is then the residual variance. A session has one point: sums at
-    many would separate groups.
+    :func:`variance_influences`, or zeros without it. `dispersion` is then the residual variance. A session
+    has one point: sums at many would separate groups.
     """
     site, p = mixed_rows(state), mixed_rows(state).p
     check_lengths(data.name, center=(center, p))
@@ -1233,7 +1233,7 @@ def sum_groups(
         S = products_by_group(site, covariance, center)
         score = (S[:, :p, p] - S[:, :p, :p] @ (site.to_own @ beta)) @ site.to_own
         information = site.to_own.T @ S[:, :p, :p] @ site.to_own
-        if variances is not None:
+        if variances is not None and variances.any():
             K = len(covariance)
             if variances.shape != (K + 1, K + 1) or np.linalg.eigvalsh(variances)[0] <= 0.0:
                 raise MessageError(f"{data.name}: 'variances' must be positive definite")
