@@ -36,16 +36,103 @@ names and counts, never a value of the data.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A call that helps, as text that runs once its fields are filled, and the sentence that names it.
+
+    A call of ``fit(...)``, ``from_formula(...)`` or another member is one of the model or the result that has
+    the remedy; three dots are the arguments of that model, or of its fit, as given. In a formula they are the
+    side that stays: ``"from_formula('y == 2 ~ ...', ...)"``. ``Policy(...)`` and ``ClientPartition`` are what
+    the partition needs. Other calls begin with a name of fedstat.
+
+    Errors and notes have a remedy, so that what they recommend can be executed. Errors that a remote site
+    sends have the sentence only: an analyst's program executes nothing that another process names.
+
+    Parameters
+    ----------
+    call : str
+        The call, with fields in braces.
+    text : str
+        The sentence. It may have the fields ``call`` and ``arguments``, which are those of the call, and
+        fields of the call itself.
+    values : mapping
+        Values of fields.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> remedy = fs.errors.Remedy("fit(cov_kwds={{'groups': {column!r}}})", "use {arguments}")
+    >>> remedy = remedy.filled(column="ward")
+    >>> remedy.filled_call, remedy.sentence()
+    ("fit(cov_kwds={'groups': 'ward'})", "use cov_kwds={'groups': 'ward'}")
+    """
+
+    call: str
+    text: str = "{call}"
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> str:
+        """What the call has in brackets: of ``from_formula``, if it is there, and else of ``fit``."""
+        inner = self.call.partition("(")[2].partition(").fit(")[0]
+        return inner.removesuffix(")").removeprefix("..., ")
+
+    @property
+    def filled_call(self) -> str:
+        """The call, with fields filled."""
+        return self.call.format(**self.values)
+
+    def filled(self, **values: Any) -> Remedy:
+        """Return the remedy with values of fields.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> fs.errors.Remedy("fit(grid={grid})").filled(grid=3).filled_call
+        'fit(grid=3)'
+        """
+        return replace(self, values={**self.values, **values})
+
+    def sentence(self, **values: Any) -> str:
+        """Return the sentence, with fields filled.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> fs.errors.Remedy("fit(masked=True)", "Fit with {arguments}.").sentence()
+        'Fit with masked=True.'
+        """
+        values = {**self.values, **values}
+        call, arguments = self.call.format(**values), self.arguments.format(**values)
+        return self.text.format(**{**values, "call": call, "arguments": arguments})
+
+
 class FedstatError(Exception):
     """Base of every error that fedstat raises on purpose.
+
+    Parameters
+    ----------
+    *args : object
+        The message.
+    remedy : Remedy, optional
+        What helps. Its sentence is the last part of the message, after a semicolon if it begins with a small
+        letter, and else as a sentence of its own.
+
+    Attributes
+    ----------
+    remedy : Remedy or None
+        As given.
 
     Examples
     --------
@@ -56,7 +143,40 @@ class FedstatError(Exception):
     ... except fs.errors.FedstatError as error:
     ...     print(type(error).__name__)
     FormulaError
+    >>> try:
+    ...     fs.GLORE.from_formula("num > 0 ~ age", partition).fit().heterogeneity.leave_one_out
+    ... except fs.errors.FedstatError as error:
+    ...     print(error.remedy.filled_call)
+    fit(masked=False)
     """
+
+    remedy: Remedy | None = None
+
+    def __init__(self, *args: object, remedy: Remedy | None = None) -> None:
+        if remedy is not None:
+            message, sentence = str(args[0]), remedy.sentence()
+            mark = "; " if sentence[:1].islower() else ". " if sentence[:1].isalnum() else ""
+            args = (f"{message}{mark}{sentence}", *args[1:])
+            self.remedy = remedy
+        super().__init__(*args)
+
+    def with_message(self, message: str) -> Self:
+        """Return the same error, with its remedy and other fields, but another message.
+
+        Parameters
+        ----------
+        message : str
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> error = fs.errors.PolicyError.of_rule("quorum", "North", "wants 3 sites")
+        >>> error.with_message("wait for the others").rule
+        'quorum'
+        """
+        found = copy.copy(self)
+        found.args = (message,)
+        return found
 
 
 class PartitionError(FedstatError, ValueError):
@@ -153,7 +273,7 @@ class AliasedColumnsError(EstimationError):
 
     Examples
     --------
-    >>> from fedstat.errors import AliasedColumnsError
+    >>> from fedstat.errors import AliasedColumnsError, Remedy
     >>> AliasedColumnsError(["sex[T.m]:stage[T.IV]"]).columns
     ('sex[T.m]:stage[T.IV]',)
     """
@@ -259,6 +379,8 @@ class PolicyError(DisclosureError):
         The site that refuses; empty if it is unknown.
     array : str
         The array of the reply that the rule concerns; empty if it concerns the complete reply.
+    remedy : Remedy, optional
+        See :class:`FedstatError`.
 
     Attributes
     ----------
@@ -277,12 +399,20 @@ class PolicyError(DisclosureError):
     PolicyError, refused kinds, Cleveland
     """
 
-    def __init__(self, message: str = "", *, rule: str = "", site: str = "", array: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rule: str = "",
+        site: str = "",
+        array: str = "",
+        remedy: Remedy | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
         self.rule, self.site, self.array = rule, site, array
 
     @classmethod
-    def of_rule(cls, rule: str, site: str, why: str, array: str = "") -> Self:
+    def of_rule(cls, rule: str, site: str, why: str, array: str = "", remedy: Remedy | None = None) -> Self:
         """Return the error of a site whose policy refuses by a rule; its message names both.
 
         Parameters
@@ -291,7 +421,7 @@ class PolicyError(DisclosureError):
             See the class.
         why : str
             What the rule requires, what the request would need, and what to do.
-        array : str
+        array, remedy
             See the class.
 
         Examples
@@ -300,23 +430,8 @@ class PolicyError(DisclosureError):
         >>> print(fs.errors.PolicyError.of_rule("minimum count", "North", "wants at least 5 entities"))
         North: its policy (minimum count) wants at least 5 entities
         """
-        return cls(f"{site}: its policy ({rule}) {why}", rule=rule, site=site, array=array)
-
-    def with_message(self, message: str) -> Self:
-        """Return the same error with another message.
-
-        Parameters
-        ----------
-        message : str
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> error = fs.errors.PolicyError.of_rule("quorum", "North", "wants 3 sites")
-        >>> error.with_message("wait for the others").rule
-        'quorum'
-        """
-        return type(self)(message, rule=self.rule, site=self.site, array=self.array)
+        text = f"{site}: its policy ({rule}) {why}"
+        return cls(text, rule=rule, site=site, array=array, remedy=remedy)
 
 
 class DescriptionError(PolicyError):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import PolicyError
-from fedstat.inference.notes import Note, Remedy
+from fedstat.errors import PolicyError, Remedy
+from fedstat.inference.notes import Note
 from fedstat.inference.tables import show_probability
 from fedstat.typing import Floats
 

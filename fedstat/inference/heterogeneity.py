@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
 from fedstat.inference.meta_analysis import (
@@ -22,7 +22,7 @@ from fedstat.inference.meta_analysis import (
     combine_sites,
     dersimonian_laird,
 )
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
@@ -40,8 +40,9 @@ NOT_REQUESTED = "not requested"
 """Problem of a site from which no fit of its own was requested."""
 NO_PARTS = (
     "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
-    "do not have; use fit(masked=False), or fit again without the site"
+    "do not have"
 )
+UNMASKED = Remedy("fit(..., masked=False)", "use {arguments}, or fit again without the site")
 METHODS = (
     "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
     "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, the "
@@ -110,14 +111,14 @@ class SiteComparison:
             Sums were masked.
         """
         if self.without_each is None:
-            raise NotAvailableError(NO_PARTS)
+            raise NotAvailableError(NO_PARTS, remedy=UNMASKED)
         return self.without_each[0]
 
     @property
     def change(self) -> pd.DataFrame:
         """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
         if self.without_each is None:
-            raise NotAvailableError(NO_PARTS)
+            raise NotAvailableError(NO_PARTS, remedy=UNMASKED)
         return self.without_each[1]
 
 

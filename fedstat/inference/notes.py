@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Literal, TypeAlias, get_args
 
+from fedstat.errors import Remedy
+
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MADE = {"remedy", "call", "arguments"}
@@ -28,33 +30,6 @@ class Note:
 
     def __str__(self) -> str:
         return self.text.format(**self.values) if self.values else self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A call that helps, as text that runs once its fields are filled, and the sentence that names it.
-
-    A call of ``fit(...)``, ``from_formula(...)`` or another member is one of the model or the result that has
-    the remedy; three dots are the arguments of that model, or of its fit. Other calls begin with a name of
-    fedstat.
-
-    The `text` may have the fields ``call`` and ``arguments``, which are those of the call, and fields of the
-    call itself. Errors and notes have a remedy, so that what they recommend can be executed.
-    """
-
-    call: str
-    text: str = "{call}"
-
-    @property
-    def arguments(self) -> str:
-        """What the call has in brackets: of ``from_formula``, if it is there, and else of ``fit``."""
-        inner = self.call.partition("(")[2].partition(").fit(")[0]
-        return inner.removesuffix(")").removeprefix("..., ")
-
-    def sentence(self, **values: Any) -> str:
-        """Return the sentence, with fields filled."""
-        call, arguments = self.call.format(**values), self.arguments.format(**values)
-        return self.text.format(**{**values, "call": call, "arguments": arguments})
 
 
 @dataclass(frozen=True, slots=True)

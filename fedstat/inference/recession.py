@@ -197,13 +197,13 @@ def name_columns(culprits: Bools, reference: bool, names: Sequence[str], terms: 
     return ", ".join(listed)
 
 
-def separation_text(kind: str, listed: str, evaluations: int, remedy: str = "") -> str:
+def separation_text(kind: str, listed: str, evaluations: int) -> str:
     """Describe columns that separate the outcomes of all rows (`kind` is complete), or of some."""
     rows = "all" if kind == "complete" else "some"
     return (
         f"{kind} separation: the responses of {rows} rows follow exactly from {listed}. The "
         f"estimate would be infinite; after {evaluations} evaluations the coefficients still grow. "
-        f"Leave out the term, or merge its level with another{remedy}."
+        "Leave out the term, or merge its level with another"
     )
 
 

@@ -9,7 +9,7 @@ from numba import njit
 from scipy.special import xlogy
 from statsmodels.genmod.families import Binomial, links
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.kernels.glm.loops import LOG, LOGIT
 from fedstat.kernels.glm.sums import Rows, in_domain
@@ -79,7 +79,9 @@ def sample_sites(n_sites: int, fraction: float, rng: np.random.Generator) -> Int
 # gradient is the mean over rows of ``w_i (mu_i - y_i) / (V(mu_i) g'(mu_i)) x_i``, with the weights scaled
 # to mean one, V the variance function and g the link (McCullagh and Nelder 1989, 2.5).
 
-REMEDY = "use a smaller learning_rate, or standardize the covariates (standardize=True)"
+SLOWER = Remedy(
+    "fit(..., standardize=True)", "use a smaller learning_rate, or standardize the covariates ({arguments})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def mean_loss(rows: Rows, beta: Floats, family: Family) -> float:
     if not (np.isfinite(loss) and own.allow(beta).all()):
         raise EstimationError(
             f"the mean loss of {DistributionSpec.of(family)} over {len(rows)} rows is not defined at these "
-            f"coefficients; {REMEDY}, or take a family and link that allow every linear predictor"
+            f"coefficients; {SLOWER.sentence()}, or take a family and link that allow every linear predictor"
         )
     return loss
 
@@ -273,7 +275,8 @@ class _Descent:
     def _give_up(self, what: str) -> None:
         raise EstimationError(
             f"local gradient descent reached {what} in epoch {self.epoch}, with learning_rate = "
-            f"{self.options.learning_rate:g}; {REMEDY}"
+            f"{self.options.learning_rate:g}",
+            remedy=SLOWER,
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from narwhals.typing import IntoDataFrame
 
-from fedstat.errors import EstimationError, FedstatError, ModelError, without_internal_frames
+from fedstat.errors import EstimationError, FedstatError, ModelError, Remedy, without_internal_frames
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
@@ -216,8 +216,10 @@ def check_parsed(model: type, formula: object) -> None:
     if not isinstance(formula, Formula):
         text = repr(formula) if isinstance(formula, str) else "'y ~ x'"
         raise ModelError(
-            f"{model.__name__}: models are made from a formula and a partition; write "
-            f"{model.__name__}.from_formula({text}, partition)"
+            f"{model.__name__}: models are made from a formula and a partition",
+            remedy=Remedy("{model}.from_formula({formula}, partition)", "write {call}").filled(
+                model=model.__name__, formula=text
+            ),
         )
 
 

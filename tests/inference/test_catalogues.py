@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import fedstat
-from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, Remedy, above_table, fields_of
+from fedstat.errors import Remedy
+from fedstat.inference.notes import SEVERITIES, Catalogue, Note, NoteForm, above_table, fields_of
 
 PACKAGE = Path(fedstat.__file__).parent
 

@@ -11,7 +11,7 @@ from assumption_alarms import ALLOW, WRONG, model_of, one_baseline
 from numpy.testing import assert_allclose
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, PolicyError
+from fedstat.errors import DescriptionError, PolicyError, Remedy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.transport.journal import Journal
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, SiteServer
@@ -24,7 +24,6 @@ from fedstat.inference.assumptions import (
     reason_of,
     score_outcome,
 )
-from fedstat.inference.notes import Remedy
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")

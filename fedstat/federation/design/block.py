@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, Remedy
 from fedstat.federation.design.checks import check_design, check_levels, check_references, check_varies
 from fedstat.federation.design.coding import (
     BlockSpec,
@@ -86,7 +86,11 @@ def find_rows(
         listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
         raise DesignError(
             f"site {site!r} has {n_partial:,} entities with some but not all of its columns; "
-            f"missing: {listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
+            f"missing: {listed}",
+            remedy=Remedy(
+                "ClientPartition.from_frames(..., partial='condition')",
+                "Fill them in, or use partial='condition', partial='drop' or partial='mean'.",
+            ),
         )
     seen: Bools = used & ~missing.any(axis=1)
     lacking: Bools = np.zeros((n_rows, len(terms)), dtype=bool)
@@ -118,7 +122,11 @@ def require_categories(series: Mapping[str, pd.Series], site: str) -> None:
         if count:
             raise DesignError(
                 f"{at_column(site, name)} lacks the category of {count:,} entities that have other columns; "
-                "partial='mean' fills numbers only. Use partial='drop', or give missing a level of its own."
+                "partial='mean' fills numbers only",
+                remedy=Remedy(
+                    "ClientPartition.from_frames(..., partial='drop')",
+                    "Use partial='drop', or give missing a level of its own.",
+                ),
             )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_json, to_json
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DesignError, MessageError, Remedy
 from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
 from fedstat.federation.design.coding import BlockSpec, build_offset, build_response, read_terms
 from fedstat.federation.design.formula.expression import name_expression
@@ -504,8 +504,11 @@ def _check_response(
         ]
         raise DesignError(
             f"the response '{formula.response}' at site '{active}' is missing for {without:,} of "
-            f'{n_entities:,} entities: {"; ".join(causes)}. Correct the keys, or pass missing="drop" to '
-            "leave these entities out (they will be counted)"
+            f"{n_entities:,} entities: {'; '.join(causes)}",
+            remedy=Remedy(
+                'from_formula(..., missing="drop").fit()',
+                "Correct the keys, or pass {arguments} to leave these entities out (they will be counted)",
+            ),
         )
     if n < 2:
         raise DesignError(f"the response '{formula.response}' at site '{active}' is there for {n} entities")

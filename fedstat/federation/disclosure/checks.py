@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from fedstat.errors import DisclosureError, PolicyError, SessionError
+from fedstat.errors import DisclosureError, PolicyError, Remedy, SessionError
 from fedstat.federation.audit.event_log import SessionChain, Subject
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
@@ -368,7 +368,8 @@ def check_released_alone(context: RequestContext) -> None:
                 "minimum rows of an own fit",
                 context.data.name,
                 f"releases array '{name}' of step '{context.request.step}' without a mask for at least "
-                f"{least} rows (min_own_rows); there are {context.state.entities}. Fit with masked=True",
+                f"{least} rows (min_own_rows); there are {context.state.entities}",
+                remedy=Remedy("fit(..., masked=True)", "Fit with {arguments}"),
             )
 
 

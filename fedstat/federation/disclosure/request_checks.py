@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import DescriptionError, PolicyError, SecurityError
+from fedstat.errors import DescriptionError, PolicyError, Remedy, SecurityError
 from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per_entity
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.crypto.masks import TWO_SITES, WIDE, Masker, hides
@@ -269,7 +269,10 @@ def check_columns(site: str, policy: Policy, request: Request, columns: int) -> 
             "maximum columns",
             site,
             f"allows {policy.max_columns} of its design columns in one model; step '{request.step}' opens "
-            f"{columns}. Use fewer of its terms, or have the owner raise max_columns",
+            f"{columns}",
+            remedy=Remedy(
+                "Policy(max_columns={columns})", "Use fewer of its terms, or have the owner raise max_columns"
+            ).filled(columns=columns),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedstat.errors import ConsentError, DescriptionError, PolicyError
+from fedstat.errors import ConsentError, DescriptionError, PolicyError, Remedy
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
@@ -544,7 +544,8 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             "rows behind a product",
             data.name,
             f"requires none or at least {policy.min_level_count} clusters of two rows or more in which a "
-            "column is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
+            "column is not zero; there are fewer",
+            remedy=Remedy("fit(cov_type='HC1')", "Use other clusters, or {arguments}"),
         )
     for prefix, entry in entries.items():
         if prefix + entry not in data.site_ledger.one_time_events:

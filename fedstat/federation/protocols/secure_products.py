@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.secure_product import check_product
 from fedstat.federation.disclosure.policy import Policy
@@ -330,7 +330,10 @@ def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwis
     if not third:
         raise ModelError(
             f"the coordinator sits at '{at}', and there is no third site to deal the random numbers "
-            f"for products of '{a}' and '{b}'; say coordinator='apart'{otherwise}"
+            f"for products of '{a}' and '{b}'",
+            remedy=Remedy(
+                "from_formula(..., coordinator='apart').fit(...)", "say {arguments}{otherwise}"
+            ).filled(otherwise=otherwise),
         )
     # The site of the coordinator learns the sums as well: if there is another site, that one deals.
     return next((site for site in third if site != at), third[0])

@@ -363,7 +363,7 @@ class RemoteEngine(RoundEngine):
         except FedstatError as error:
             if self._journal is not None:
                 text = f"{error} ({self._journal.kept})"
-                error = error.with_message(text) if isinstance(error, PolicyError) else type(error)(text)
+                error = error.with_message(text)
             outcome = error
         if not kept and self._journal is not None and self._keeps(request):
             self._journal.keep(self._number, place, answer)

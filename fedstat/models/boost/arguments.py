@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError, ModelError, Remedy
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, formula_of_terms
 from fedstat.federation.design.formula.terms import parse_term, right_side_of, term_columns, term_text
@@ -110,8 +110,8 @@ def check_site_folds(masked: bool | None, n_sites: int, masks_wanted: bool) -> b
     if masked or masks_wanted:
         who = "masked=True requests" if masked else "an owner's policy requires"
         raise ModelError(
-            f"folds: folds='site' needs every site's own sums, which masks hide, and {who} masks; use "
-            f"folds=10"
+            f"folds: folds='site' needs every site's own sums, which masks hide, and {who} masks",
+            remedy=Remedy("fit(..., folds=10)", "use {arguments}"),
         )
     if n_sites < 2:
         raise ModelError('folds: "site" needs at least two sites')

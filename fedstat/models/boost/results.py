@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock, Report
@@ -459,8 +459,11 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if doubled:
             if record.doubled is None:
                 raise NotAvailableError(
-                    "there are no sums for doubled knots; make the model by "
-                    "from_formula(..., check_knots=True)"
+                    "there are no sums for doubled knots",
+                    remedy=Remedy(
+                        "from_formula(..., check_knots=True).fit(...)",
+                        "make the model by from_formula(..., {arguments})",
+                    ),
                 )
             record = replace(record, boosting=record.doubled.boosting(self._boosting), doubled=None)
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
@@ -572,7 +575,10 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if self._noisy is not None:
             raise NotAvailableError(NO_NOISY_ERROR)
         if least > F:
-            raise NotAvailableError(f"it needs sums of at least {least} folds: fit(folds=10)")
+            raise NotAvailableError(
+                f"it needs sums of at least {least} folds",
+                remedy=Remedy("fit(..., folds=10)", ": fit({arguments})"),
+            )
         return F
 
     # -- plots -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 from scipy.special import expit, logit
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.derivatives import variable_directions
 from fedstat.federation.partition.partition import ClientPartition
@@ -19,7 +19,7 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands
 from fedstat.inference.summary import WIDTH, coefficient_sheet
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no

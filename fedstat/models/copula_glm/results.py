@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import DesignError, ModelError, NotAvailableError
+from fedstat.errors import DesignError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.notes import Note
@@ -239,7 +239,10 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         """
         test = self._record.test
         if test is None:
-            raise NotAvailableError("copula_test: the fit took no step on the rows; fit(polish=1) takes one")
+            raise NotAvailableError(
+                "copula_test: the fit took no step on the rows",
+                remedy=Remedy("fit(..., polish=1)", "fit({arguments}) takes one"),
+            )
         p_values = 2.0 * stats.t.sf(np.abs(test.statistic), test.draws - 1)
         return pd.DataFrame(
             {

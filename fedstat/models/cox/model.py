@@ -11,7 +11,7 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.codec import to_json
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
+from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.levels import LevelCounts, SiteColumns
 from fedstat.federation.design.site_rows import RowsRequest
@@ -162,8 +162,11 @@ class FederatedCox(HorizontalModel):
             )
         if not any(one.terms for one in formula.sites):
             raise FormulaError(
-                "formula: a Cox model needs a covariate, as in 'Surv(months, died) ~ age'; without one use "
-                "KaplanMeier"
+                "formula: a Cox model needs a covariate, as in 'Surv(months, died) ~ age'",
+                remedy=Remedy(
+                    "KaplanMeier.from_formula('... ~ 1', ...).fit(grid=1, until=60)",
+                    "without one use KaplanMeier",
+                ),
             )
         super().__init__(formula, partition, **settings)
 
@@ -260,12 +263,15 @@ class FederatedCox(HorizontalModel):
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
         check_choice("baseline", baseline, ("site", "common"))
-        if (baseline == "common") != (grid is not None):
+        if baseline == "common" and grid is None:
             raise ModelError(
-                "grid: baseline='common' needs the intervals of time, as in fit(baseline='common', grid=3, "
-                "until=60)"
-                if grid is None
-                else "grid: it belongs to baseline='common'; leave it out, or choose this baseline"
+                "grid: baseline='common' needs the intervals of time",
+                remedy=Remedy("fit(..., baseline='common', grid=3, until=60)", ", as in {arguments}"),
+            )
+        if baseline == "site" and grid is not None:
+            raise ModelError(
+                "grid: it belongs to baseline='common'",
+                remedy=Remedy("fit(..., baseline='common')", "leave it out, or choose this baseline"),
             )
         edges = None if grid is None else grid_points(grid, until)
         if cov_type == "cluster" and not clusters:

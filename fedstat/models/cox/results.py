@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate, check_alpha
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, CoefficientBlock
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no

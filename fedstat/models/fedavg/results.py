@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_loss
@@ -163,8 +163,10 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
         """
         if self._fit.sums.losses is None:
             raise NotAvailableError(
-                "no loss by site: the sums were masked, so that only that of all sites is known; use "
-                "fit(masked=False), or evaluate() for calibration by site"
+                "no loss by site: the sums were masked, so that only that of all sites is known",
+                remedy=Remedy(
+                    "fit(..., masked=False)", "use {arguments}, or evaluate() for calibration by site"
+                ),
             )
         return pd.Series(
             self._fit.sums.losses, index=[row.site for row in self.basis.agreement.sites], name="loss"

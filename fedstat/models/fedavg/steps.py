@@ -308,7 +308,7 @@ def run_epochs(
         if fair is not None:
             moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
-        raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
+        raise error.with_message(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
     # A path on which few rows have weight is not answered, and another one may be tried.
     state.report(*site.answered_along(path, options, nothing), point)
     return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
 from fedstat.inference.homogeneity_tests import welch_test
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows
 from fedstat.models.gee.protocol import GEEFit, GEEScoring

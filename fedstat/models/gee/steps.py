@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DesignError, MessageError, Remedy
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure.facts import (
     ClusterCounts,
@@ -150,8 +150,11 @@ class SiteClusters(FitRows):
         size = np.diff(first)
         if request.kind and (np.abs(w - np.repeat(w[first[:-1]], size)) > 1e-9 * w.max()).any():
             raise DesignError(
-                f"site {data.name!r}: weights differ between rows of one '{request.groups}'. Use weights "
-                "that are equal within clusters, or cov_struct='independence'."
+                f"site {data.name!r}: weights differ between rows of one '{request.groups}'",
+                remedy=Remedy(
+                    "from_formula(..., cov_struct='independence').fit()",
+                    "Use weights that are equal within clusters, or {arguments}.",
+                ),
             )
         state.count_entities(min(len(size), state.entities))
         return clusters, {"counts": clusters.counts}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.errors import ConvergenceWarning, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
@@ -96,6 +96,8 @@ CovType: TypeAlias = Literal["nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", 
 COV_TYPES = get_args(CovType)
 POWERS = {"HC2": 1, "HC3": 2}
 """Power of one minus a row's leverage by which its squared residual is divided."""
+
+OTHER_FAMILIES = Remedy("FederatedGLM.from_formula(...).fit()", "use FederatedGLM")
 
 
 class FederatedGLM(HorizontalModel):
@@ -306,9 +308,11 @@ class FederatedGLM(HorizontalModel):
         if cov_type in ("cluster", "survey") and clusters is None:
             key = "groups" if cov_type == "cluster" else "clusters"
             raise ModelError(
-                f"cov_kwds: cov_type={cov_type!r} needs the column of the clusters, as in "
-                f"fit(cov_type={cov_type!r}, cov_kwds={{{key!r}: 'ward'}}), with your column's name for "
-                "'ward'"
+                f"cov_kwds: cov_type={cov_type!r} needs the column of the clusters",
+                remedy=Remedy(
+                    "fit(cov_type={kind!r}, cov_kwds={{{key!r}: 'ward'}})",
+                    ", as in {call}, with your column's name for 'ward'",
+                ).filled(kind=cov_type, key=key),
             )
         known = (
             None,
@@ -344,7 +348,11 @@ class FederatedGLM(HorizontalModel):
         if dispersion != "ml" or (spec.name, spec.link) != ("NegativeBinomial", "Log"):
             raise ModelError(
                 "dispersion: expected 'ml' with the family NegativeBinomial and the log link, received "
-                f"{dispersion!r} with {spec}. Give a known alpha to the family, and a scale as scale="
+                f"{dispersion!r} with {spec}",
+                remedy=Remedy(
+                    "from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion='ml')",
+                    "Counts have {arguments}; give a known alpha to the family, and a scale as scale=",
+                ),
             )
         if cov_type != "nonrobust":
             raise ModelError(f"dispersion: 'ml' needs cov_type='nonrobust', received {cov_type!r}")
@@ -410,8 +418,8 @@ class GLORE(FederatedGLM):
         family = settings.get("family")
         if family is not None and DistributionSpec.of(family).name != "Binomial":
             raise ModelError(
-                f"family: GLORE is logistic regression, received {DistributionSpec.of(family)}; use "
-                "FederatedGLM"
+                f"family: GLORE is logistic regression, received {DistributionSpec.of(family)}",
+                remedy=OTHER_FAMILIES,
             )
         super().__init__(formula, partition, **settings)
 
@@ -452,14 +460,17 @@ class FederatedOLS(FederatedGLM):
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
             raise ModelError(
-                f"family: FederatedOLS is for a normal response, received {DistributionSpec.of(family)}; use "
-                "FederatedGLM"
+                f"family: FederatedOLS is for a normal response, received {DistributionSpec.of(family)}",
+                remedy=OTHER_FAMILIES,
             )
         given = [role for role in ("offset", "exposure") if settings.get(role) is not None]
         if given or formula.offsets:
             raise ModelError(
-                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset; subtract it "
-                "from the response, or use FederatedGLM"
+                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset",
+                remedy=Remedy(
+                    "FederatedGLM.from_formula(...).fit()",
+                    "subtract it from the response, or use FederatedGLM",
+                ),
             )
         super().__init__(formula, partition, **settings)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DASH, Lines
 from fedstat.inference.tables import number, show_probability, two_digits
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate
@@ -108,7 +108,8 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     for _ in range(newton.maxiter):
         if point[-1] < np.log(SMALLEST):
             raise EstimationError(
-                "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
+                "alpha goes to zero: the counts vary no more than Poisson counts",
+                remedy=Remedy("from_formula(..., family=sm.families.Poisson()).fit()", "use family Poisson"),
             )
         step = _step(score, information)
         if test.reached(llf, float(np.sqrt(max(float(score @ step), 0.0)))):

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.linalg import null_space
 
 from fedstat import codec
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.design.derivatives import Direction, variable_directions
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
@@ -109,7 +109,8 @@ def marginal_effects(
 ) -> MarginalEffects:
     """Return the effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, with its errors."""
     if at in STAY:
-        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}. Use at='overall' or at='mean'")
+        remedy = Remedy("get_margeff(at='overall')", "Use {arguments} or at='mean'")
+        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}", remedy=remedy)
     check_choice("at", at, WHERE)
     check_choice("method", method, tuple(HEADINGS))
     if count:
@@ -244,16 +245,19 @@ def _binary(result: GLMStatements) -> list[int]:
     return [j for j in np.flatnonzero(binary).tolist() if design.names[j] != INTERCEPT]
 
 
+AT_OVERALL = Remedy("get_margeff(at='overall')", "use {arguments}")
+
+
 def _check_at_row(result: GLMStatements, at: str) -> None:
     question = result.basis.agreement.question
     if question.offsets or "exposure" in question.weights:
         raise NotAvailableError(
-            f"get_margeff: at={at!r} needs a value of the offset, but its mean is unknown; use at='overall'"
+            f"get_margeff: at={at!r} needs a value of the offset, but its mean is unknown", remedy=AT_OVERALL
         )
     if at == "mean" and "freq_weights" in question.weights:
         raise NotAvailableError(
-            "get_margeff: at='mean': sites report means of columns over rows without weights; use "
-            "at='overall'"
+            "get_margeff: at='mean': sites report means of columns over rows without weights",
+            remedy=AT_OVERALL,
         )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
@@ -251,7 +251,10 @@ class Newton(LikelihoodNewton[PooledSums]):
             raise EstimationError(
                 f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}. The response "
                 "is constant, is fitted without residuals, or has units so large that masked sums keep few "
-                "digits of it. Measure it in smaller units, or use fit(masked=False)"
+                "digits of it",
+                remedy=Remedy(
+                    "fit(..., masked=False)", "Measure it in smaller units, or use fit({arguments})"
+                ),
             )
 
     def maximize(self) -> FitProtocol[tuple[Floats, PooledSums, bool]]:
@@ -298,14 +301,15 @@ class Newton(LikelihoodNewton[PooledSums]):
         if self.rounds is not None:
             raise EstimationError(
                 "rounds: no site has its own fit as a start, or the mean of the own fits is outside the "
-                "family's domain; fit without rounds"
+                "family's domain",
+                remedy=Remedy("fit(..., rounds=None)", "fit without rounds"),
             )
         return (yield from self.start_without_fits())
 
     def runaway(self, step: Floats, before: Floats, now: Floats, complete: bool) -> EstimationError:
         """Make the error for a maximum at infinity, with its direction."""
         logit = (self.distribution.name, self.distribution.link) == ("Binomial", "Logit")
-        remedy = ", or use fit(method='firth')" * logit
+        remedy = Remedy("fit(method='firth')", ", or use {call}.") if logit else None
         found = Separation(step, before, now, len(self.trace), complete, remedy)
         return found.error(self.session.sites, self.coordinates)
 

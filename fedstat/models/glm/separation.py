@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.inference.recession import name_columns, receding, separation_text
 from fedstat.models.glm.fit import Coordinates
 from fedstat.models.horizontal.estimability import SHARE, require_independent
@@ -41,7 +41,7 @@ class Separation:
     now: Floats
     evaluations: int
     complete: bool = False
-    remedy: str = ""
+    remedy: Remedy | None = None
 
     def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
         """Describe the columns that separate the outcomes, and the sites where they vary."""
@@ -56,7 +56,8 @@ class Separation:
         where = [site for k, site in enumerate(sites) if known and _shows(culprits, k, coordinates)]
         at = f" (at {', '.join(where)})" if where else ""
         kind = "complete" if complete else "quasi-complete"
-        return EstimationError(separation_text(kind, listed + at, self.evaluations, self.remedy))
+        text = separation_text(kind, listed + at, self.evaluations)
+        return EstimationError(text, remedy=self.remedy)
 
 
 def _shows(culprits: Bools, k: int, coordinates: Coordinates) -> bool:

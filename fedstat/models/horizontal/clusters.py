@@ -18,14 +18,14 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import EstimationError, MessageError, Remedy
 from fedstat.federation.design.horizontal_steps import MOST_BUCKETS, LabelRequest
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import WorkingWeights
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import ArrayDeclaration, Reply, Request, aggregate, control
 from fedstat.inference.estimate import INTERCEPT
-from fedstat.inference.notes import Note, Remedy
+from fedstat.inference.notes import Note
 from fedstat.inference.tables import number
 from fedstat.kernels.clusters import AT_ONE, Margins, corrected_sums
 from fedstat.models.horizontal.notes import NOTES

@@ -21,6 +21,7 @@ from fedstat.errors import (
     EngineError,
     FormulaError,
     ModelError,
+    Remedy,
     SessionError,
     UnitsWarning,
     warn,
@@ -465,14 +466,22 @@ class HorizontalModel(Explainable):
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.distribution.link != "Log":
             raise ModelError(
-                f"exposure: it needs a log link, and the family is {self.distribution}; use offset"
+                f"exposure: it needs a log link, and the family is {self.distribution}",
+                remedy=Remedy(
+                    "from_formula(..., exposure=None, offset={column!r}).fit()", "use offset"
+                ).filled(column=self.weights["exposure"]),
             )
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         formula = self.formula
         for what, listed in (("labels", labels), ("complete", complete)):
             if isinstance(listed, str):
-                raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
+                raise ModelError(
+                    f"{what}: expected a list of columns, received a text",
+                    remedy=Remedy(
+                        "from_formula(..., {what}=[{listed!r}]).fit()", "write [{listed!r}]"
+                    ).filled(what=what, listed=listed),
+                )
         labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *complete)))
         (terms,) = formula.sites
         effects = [name for one in formula.random for name in one.effect_columns]
@@ -529,5 +538,11 @@ class HorizontalModel(Explainable):
             return
         what = f"rows that lack one of the model's columns: {', '.join(short)}"
         if missing == "raise":
-            raise DesignError(f'{what}; pass missing="drop" to leave them out (they will be counted)')
+            raise DesignError(
+                what,
+                remedy=Remedy(
+                    'from_formula(..., missing="drop").fit()',
+                    "pass {arguments} to leave them out (they will be counted)",
+                ),
+            )
         warn(f"left out {what}", DataWarning)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedstat.inference.notes import Catalogue, Remedy
+from fedstat.errors import Remedy
+from fedstat.inference.notes import Catalogue
 
 MASKED = (
     "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, Remedy
 from fedstat.federation.design.formula.expression import parse_expression, quoted_name
 from fedstat.federation.design.formula.syntax_tree import Arithmetic, Column
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
@@ -56,30 +56,30 @@ def require_response(site: str, rows: Rows, distribution: DistributionSpec, resp
     """Require responses that the distribution can have; the error counts the others."""
     problem = check_response(rows, distribution)
     if problem:
-        remedy = "Correct them, or choose another family"
-        if distribution.name == "Binomial":
-            remedy = _of_two_outcomes(response)
-        raise DesignError(
-            f"site {site!r}: {problem} cannot be of family {distribution.name}: '{response}'. {remedy}."
-        )
+        text = f"site {site!r}: {problem} cannot be of family {distribution.name}: '{response}'"
+        if distribution.name == "Binomial" and (remedy := _of_two_outcomes(response)):
+            raise DesignError(text, remedy=remedy)
+        raise DesignError(f"{text}. Correct them, or choose another family.")
 
 
-def _of_two_outcomes(response: str) -> str:
+def _of_two_outcomes(response: str) -> Remedy | None:
     """Return how a response becomes one of two outcomes: counts of both, or a comparison."""
     match parse_expression(response, response=True).tree:
         case Arithmetic(symbol="+"):
-            return (
+            events, _, others = response.rpartition("+")
+            return Remedy(
+                "from_formula('cbind({events}, {others}) ~ ...', ...).fit()",
                 "For the counts of both outcomes write cbind(events, others) on the left side, or one row "
-                "for each outcome"
-            )
+                "for each outcome.",
+            ).filled(events=events.strip(), others=others.strip())
         case Column(name=name):
-            written = quoted_name(name)
-            return (
-                "For one value against the others compare on the left side, as in "
-                f"{written} == 2 or {written} > 1; for all of several values use FederatedOrdinal or "
-                "FederatedMultinomial, for counts a family of counts"
-            )
-    return "Correct them, or choose another family"
+            return Remedy(
+                "from_formula('{written} == 2 ~ ...', ...).fit()",
+                "For one value against the others compare on the left side, as in {written} == 2 or "
+                "{written} > 1; for all of several values use FederatedOrdinal or FederatedMultinomial, for "
+                "counts a family of counts.",
+            ).filled(written=quoted_name(name))
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.notes import Note, Remedy
+from fedstat.inference.notes import Note
 from fedstat.models.checks import check_integer
 from fedstat.models.impute.draws import PatternSums, impute_sums
 from fedstat.models.impute.results import Imputations

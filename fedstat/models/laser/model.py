@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 
 from fedstat.docstrings import inherits_params, inherits_signature
-from fedstat.errors import DataWarning, EstimationError, ModelError, warn
+from fedstat.errors import DataWarning, EstimationError, ModelError, Remedy, warn
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
@@ -445,7 +445,10 @@ class LASER(VerticalModel):
                 f"{method!r}"
             )
         if len(columns) < how.least:
-            raise ModelError(f"method={method!r} requires two sites or more; use method='local'")
+            raise ModelError(
+                f"method={method!r} requires two sites or more",
+                remedy=Remedy("fit(..., method='local')", "use {arguments}"),
+            )
         for k, name in self._modules.items():
             check_module(k, self._begun[k], int(columns[k]), self.width)
             # Each fit starts with the parameters that the module had.
@@ -487,7 +490,8 @@ class LASER(VerticalModel):
         if masked and (K < 2 or not sums):
             raise ModelError(
                 "masked=True adds up one network of each of several sites, and requires method='laser' or "
-                f"'standard'; received {K} sites and method={method!r}. Use masked=False"
+                f"'standard'; received {K} sites and method={method!r}",
+                remedy=Remedy("fit(..., masked=False)", "Use {arguments}"),
             )
         return masked
 

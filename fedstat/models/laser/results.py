@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Catalogue, Note
@@ -355,7 +355,10 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     def _scores(self) -> ScoreCounts:
         if self._record.fitted.trained.scores is None:
-            raise NotAvailableError("there are no calibration entities: fit with calibration=0.2")
+            raise NotAvailableError(
+                "there are no calibration entities",
+                remedy=Remedy("fit(..., calibration=0.2)", ": fit with {arguments}"),
+            )
         return self._record.fitted.trained.scores
 
     # -- quality of predictions ----------------------------------------------------------------------

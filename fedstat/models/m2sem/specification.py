@@ -202,7 +202,7 @@ def _parsed(text: str, held: Mapping[str, Sequence[str]]) -> tuple[SiteTerms, ..
     try:
         formula = parse_formula(text, held, response=False)
     except FormulaError as error:
-        raise FormulaError(f"adjust: {error}") from None
+        raise error.with_message(f"adjust: {error}") from None
     if not formula.intercept:
         raise FormulaError("adjust: columns have their own intercepts; write for instance '~ age'.")
     return formula.sites

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.inference.estimate import check_alpha
 from fedstat.models.m2sem.information import ObservedInformation
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
@@ -81,8 +81,10 @@ def require_errors(r: M2SEMRecord) -> ObservedInformation:
     """Return the information, or raise the reason why there is none."""
     if r.observed is None:
         raise NotAvailableError(
-            "standard errors: the fit did not request them; fit(cov_type='observed') computes them for two "
-            "or more clusters"
+            "standard errors: the fit did not request them",
+            remedy=Remedy(
+                "fit(..., cov_type='observed')", "fit({arguments}) computes them for two or more clusters"
+            ),
         )
     if not r.observed.available:
         raise NotAvailableError(f"standard errors: {r.observed.problem}")

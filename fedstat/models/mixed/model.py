@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
+from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.dry_run.execution import DryRunRecord
@@ -108,8 +108,10 @@ class FederatedMixed(HorizontalModel):
         checks.check_parsed(type(self), formula)
         if not formula.random:
             raise FormulaError(
-                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "
-                "use FederatedGLM or FederatedOLS"
+                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'",
+                remedy=Remedy(
+                    "FederatedGLM.from_formula(...).fit()", "without one use FederatedGLM or FederatedOLS"
+                ),
             )
         self._groups = tuple(dict.fromkeys(name for term in formula.random for name in term.columns))
         super().__init__(
@@ -187,9 +189,15 @@ class FederatedMixed(HorizontalModel):
     def _check_likelihood(self, reml: bool | None, nagq: int | None) -> None:
         normal = self.distribution.least_squares
         if normal and nagq is not None:
-            raise ModelError("nagq: the likelihood of a linear mixed model needs no quadrature; leave it out")
+            raise ModelError(
+                "nagq: the likelihood of a linear mixed model needs no quadrature",
+                remedy=Remedy("from_formula(..., nagq=None).fit()", "leave it out"),
+            )
         if not normal and reml:
-            raise ModelError(f"reml: there is no restricted likelihood for {self.distribution}; leave it out")
+            raise ModelError(
+                f"reml: there is no restricted likelihood for {self.distribution}",
+                remedy=Remedy("from_formula(..., reml=None).fit()", "leave it out"),
+            )
         if not normal and kind_of(self.distribution) is None:
             taken = ", ".join(f"{name}(link={link})" for name, link in KINDS)
             raise ModelError(

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
@@ -648,8 +648,10 @@ class MixedNewton:
                 continue
             if self.distribution.name == "NegativeBinomial" and at[-1] < np.log(LEAST_ALPHA):
                 raise EstimationError(
-                    "alpha goes to zero: within groups the counts vary no more than Poisson counts; use "
-                    "family Poisson"
+                    "alpha goes to zero: within groups the counts vary no more than Poisson counts",
+                    remedy=Remedy(
+                        "from_formula(..., family=sm.families.Poisson()).fit()", "use family Poisson"
+                    ),
                 )
             self.trace.append((found.deviance, size))
             converged = test.reached(-found.deviance / 2.0, size, at_rest=fresh)

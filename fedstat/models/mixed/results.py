@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DASH, WIDTH, Lines, lines_of
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -289,8 +289,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         check_choice("method", method, ("satterthwaite", "kenward-roger"))
         if self.cov_type == "robust":
             raise NotAvailableError(
-                "coefficient_tests: both methods are for errors of the model; fit with cov_type='model', or "
-                "use summary() for robust errors"
+                "coefficient_tests: both methods are for errors of the model",
+                remedy=Remedy(
+                    "fit(..., cov_type='model')", "fit with {arguments}, or use summary() for robust errors"
+                ),
             )
         sums, found = self._sums("coefficient_tests"), self._covariance
         chosen: CoefficientCovariance | KenwardRoger = found
@@ -336,7 +338,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         1
         """
         if self.reml or (isinstance(restricted, MixedResults) and restricted.reml):
-            raise ModelError("compare_lr_test: restricted likelihoods do not compare; fit with reml=False")
+            raise ModelError(
+                "compare_lr_test: restricted likelihoods do not compare",
+                remedy=Remedy("from_formula(..., reml=False).fit(...)", "make both models with {arguments}"),
+            )
         if not isinstance(restricted, MixedResults) or self._terms() != restricted._terms():
             raise ModelError("compare_lr_test: the random effects differ; test_variances() tests them")
         return super().compare_lr_test(restricted)
@@ -483,7 +488,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             if fit.jackknife is None:
                 raise NotAvailableError(
                     "conf_int_variances: there is no jackknife for responses that are not normal, for "
-                    "variances of zero, and where one group determines a variance; use method='profile'"
+                    "variances of zero, and where one group determines a variance",
+                    remedy=Remedy("conf_int_variances(method='profile')", "use {arguments}"),
                 )
             kept[:] = True
         if not kept.all():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedstat.errors import Remedy
 from fedstat.federation.crypto.masks import TWO_SITES
-from fedstat.inference.notes import Catalogue, Remedy
+from fedstat.inference.notes import Catalogue
 
 MERGED = "Patterns with few entities are not released: "
 SOLVABLE = (

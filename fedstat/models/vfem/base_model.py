@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from fedstat.docstrings import inherits_params, inherits_signature
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import Design, MissingRule, design_request
 from fedstat.federation.partition.partition import ClientPartition
@@ -75,12 +75,13 @@ def check_weights(roles: Mapping[str, str], exchange: str, correction: str | Non
     """Refuse weights and offset where a fit of a normal response does not support them."""
     if roles and exchange == "iterative":
         raise ModelError(
-            f"{', '.join(roles)}: exchange='iterative' has none for a normal response; leave "
-            "exchange='moments'"
+            f"{', '.join(roles)}: exchange='iterative' has none for a normal response",
+            remedy=Remedy("fit(..., exchange='moments')", "leave {arguments}"),
         )
     if correction == "skewness" and roles.keys() - {"offset"}:
         raise ModelError(
-            "correction='skewness' does not accept weights; use correction='small-sample', or none"
+            "correction='skewness' does not accept weights",
+            remedy=Remedy("fit(..., correction='small-sample')", "use {arguments}, or none"),
         )
 
 
@@ -88,8 +89,11 @@ def check_variances(roles: Mapping[str, str], layout: Layout) -> None:
     """Refuse weights of variances where entities lack blocks."""
     if "var_weights" in roles and layout.missing.any():
         raise ModelError(
-            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "
-            "method='cc', or freq_weights if a row represents several entities"
+            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums",
+            remedy=Remedy(
+                "fit(..., method='cc')",
+                "Use {arguments}, or freq_weights if a row represents several entities",
+            ),
         )
 
 

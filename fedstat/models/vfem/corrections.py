@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.joint_normal.corrections import (
     bias_corrected,
@@ -101,13 +101,18 @@ def check_correction(
         raise ModelError(f"correction='{correction}' requires method='vfem' and exchange='moments'")
     if correction == "skewness" and between == "independent":
         raise ModelError(
-            "correction='skewness' requires between='free': leave between out of from_formula(...), or use "
-            "correction='small-sample'"
+            "correction='skewness' requires between='free'",
+            remedy=Remedy(
+                "from_formula(..., between=None).fit(...)",
+                ": leave between out of from_formula(...), or use correction='small-sample'",
+            ),
         )
     if correction == "skewness" and cov_type not in ("observed", "none"):
         raise ModelError(
-            "correction='skewness' has its own standard errors, by simulation: leave out "
-            f"cov_type='{cov_type}'"
+            "correction='skewness' has its own standard errors, by simulation",
+            remedy=Remedy("fit(..., cov_type='observed')", ": leave out cov_type='{cov_type}'").filled(
+                cov_type=cov_type
+            ),
         )
 
 

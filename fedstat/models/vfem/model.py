@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from fedstat.docstrings import inherits_params
-from fedstat.errors import AssumptionWarning, ModelError, warn
+from fedstat.errors import AssumptionWarning, ModelError, Remedy, warn
 from fedstat.federation.disclosure.row_checks import entities_per_equation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -66,6 +66,7 @@ INDEPENDENT_ALTERNATIVE = (
     ", or from_formula(..., between='independent'), which uses no sums by missing pattern"
 )
 """Remedy if too many entities are in patterns that are too small, or if no third party can deal."""
+BLOCKS = Remedy("from_formula(..., between='independent').fit(...)", "use from_formula(..., {arguments})")
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Limits of the fit that gives the first coefficients: a small score suffices, even if coefficients still
 move."""
@@ -137,8 +138,11 @@ class VFEMRegression(VFEMModel):
     def _check_distribution(self) -> None:
         if self.distribution != NORMAL:
             raise ModelError(
-                f"family: VFEMRegression is for a normal response, received {self.distribution}; use "
-                "fs.VFEMGLM.from_formula(formula, partition, family=...)"
+                f"family: VFEMRegression is for a normal response, received {self.distribution}",
+                remedy=Remedy(
+                    "VFEMGLM.from_formula(...).fit()",
+                    "use fs.VFEMGLM.from_formula(formula, partition, family=...)",
+                ),
             )
 
     @checks_arguments
@@ -254,12 +258,16 @@ class VFEMRegression(VFEMModel):
             if iteration is not None:
                 raise ModelError(
                     "iteration: has no effect with exchange='moments', which exchanges sums once and "
-                    "chooses its own start. Leave it out, or use exchange='iterative'"
+                    "chooses its own start",
+                    remedy=Remedy("fit(..., iteration=None)", "Leave it out, or use exchange='iterative'"),
                 )
         elif self.between != "independent":
             raise ModelError(
-                "exchange='iterative' requires between='independent', as in the publication: use "
-                "from_formula(..., between='independent'), or keep exchange='moments'"
+                "exchange='iterative' requires between='independent', as in the publication",
+                remedy=Remedy(
+                    "from_formula(..., between='independent').fit(...)",
+                    ": use from_formula(..., {arguments}), or keep exchange='moments'",
+                ),
             )
         check_correction(correction, cov_type, method, self.between, exchange)
         check_weights(self._roles, exchange, correction)
@@ -419,8 +427,10 @@ class VFEMGLM(VFEMModel):
     def _check_distribution(self) -> None:
         if self.distribution == NORMAL:
             raise ModelError(
-                "family: VFEMGLM is for a response that is not normal, such as sm.families.Binomial(); use "
-                "fs.VFEMRegression for a normal response"
+                "family: VFEMGLM is for a response that is not normal, such as sm.families.Binomial()",
+                remedy=Remedy(
+                    "VFEMRegression.from_formula(...).fit()", "use fs.VFEMRegression for a normal response"
+                ),
             )
         kernel_of(self.distribution)
         weights = [name for name in ("freq_weights", "var_weights") if name in self._roles]
@@ -528,13 +538,14 @@ class VFEMGLM(VFEMModel):
         if self._fits_jointly(method):
             if cov_type == "robust":
                 raise ModelError(
-                    "cov_type='robust' is available for from_formula(..., between='independent') only; "
-                    "between='free' has cov_type='observed'"
+                    "cov_type='robust' is not available with between='free', which has cov_type='observed'",
+                    remedy=BLOCKS,
                 )
             if cross_products != "secure":
                 raise ModelError(
-                    f"cross_products={cross_products!r} requires from_formula(..., between='independent'); "
-                    "with between='free' cross-products are always secure"
+                    f"cross_products={cross_products!r} is not available with between='free', whose "
+                    "cross-products are always secure",
+                    remedy=BLOCKS,
                 )
             least = max(self.partition.min_count, LEAST_PATTERN + LEAST_OF_ALPHA * wanted.estimates_alpha)
             wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
@@ -554,7 +565,11 @@ class VFEMGLM(VFEMModel):
         if dispersion is not None and (dispersion != "ml" or self.distribution.alpha is None):
             raise ModelError(
                 f"dispersion: expected 'ml' with the family NegativeBinomial, received {dispersion!r} with "
-                f"{self.distribution}; give a known alpha to the family"
+                f"{self.distribution}",
+                remedy=Remedy(
+                    "from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion='ml')",
+                    "use {arguments}, or give a known alpha to the family",
+                ),
             )
 
     def _fits_jointly(self, method: VFEMMethod) -> bool:
@@ -612,12 +627,16 @@ def check_weighted(
     if other:
         raise ModelError(
             f"method='weighted': has no {', '.join(other)}. Its standard errors come from a jackknife over "
-            "random groups; leave the argument out"
+            "random groups",
+            remedy=Remedy("fit(method='weighted')", "leave the argument out"),
         )
     if between == "independent":
         raise ModelError(
-            "method='weighted': requires free covariances between sites; leave between='independent' out of "
-            "from_formula(...)"
+            "method='weighted': requires free covariances between sites",
+            remedy=Remedy(
+                "from_formula(..., between=None).fit(...)",
+                "leave between='independent' out of from_formula(...)",
+            ),
         )
 
 
@@ -625,6 +644,6 @@ def check_robust(method: str, cov_type: str) -> None:
     """Refuse robust standard errors of imputed rows, which are not entities."""
     if cov_type == "robust" and method == "impute":
         raise ModelError(
-            "cov_type='robust': not with method='impute', whose standard errors ignore the imputation; use "
-            "method='vfem'"
+            "cov_type='robust': not with method='impute', whose standard errors ignore the imputation",
+            remedy=Remedy("fit(..., method='vfem')", "use {arguments}"),
         )

@@ -10,10 +10,11 @@ from itertools import chain, compress
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
 from fedstat.inference.likelihood import format_lr_test, format_pvalue
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.vertical import notes as vertical
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import COUNTS
@@ -98,8 +98,11 @@ def maximize(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
         raise EstimationError(
             f"the counts vary {total:.2f} times as much as the Poisson family with these columns allows "
             "(Pearson chi2 / n), and entities lack blocks: the fit takes the excess for effects of missing "
-            "columns, so that its coefficients are biased. Use family=sm.families.NegativeBinomial() and "
-            "fit(dispersion='ml')"
+            "columns, so that its coefficients are biased",
+            remedy=Remedy(
+                "from_formula(..., family=sm.families.NegativeBinomial()).fit(dispersion='ml')",
+                "Use {arguments} and fit(dispersion='ml')",
+            ),
         )
     return replace(fit, dispersion=(total, float(error)))
 

@@ -20,7 +20,7 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.errors import EstimationError, NotAvailableError, Remedy
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
@@ -130,7 +130,8 @@ def exchange_weighted(
     if H in layout.sites and len(layout.kept[H]) < n:
         raise NotAvailableError(
             f"method='weighted' requires that '{H}', the site of the response, has its own columns for all "
-            "entities with a response; leave these columns out, or use method='vfem'"
+            "entities with a response",
+            remedy=Remedy("fit(method='vfem')", "leave these columns out, or use {arguments}"),
         )
     remote = [k for k in layout.sites if k != H]
     seen = {k: np.isin(np.arange(n), layout.kept[k]) for k in remote}

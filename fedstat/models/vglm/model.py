@@ -10,7 +10,7 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_params, inherits_signature
-from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.errors import ConvergenceWarning, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
@@ -56,6 +56,7 @@ from fedstat.typing import Floats
 TOLERANCES = (1e-7, 1e-5)
 """Default tolerances of a fit, and of one by ADMM."""
 MOST_FREE = 80
+PRODUCTS = Remedy("fit(..., exchange='products')", "use {arguments}")
 """Limit of the columns whose covariances are estimated along a path: the information has millions of
 entries."""
 
@@ -173,20 +174,34 @@ class VerticalGLM(VerticalModel):
                 f"'{formula.text}' leaves out the intercept, but VerticalGLM needs one: drop '- 1' or '0 +'"
             )
         if isinstance(unpenalized, str):
-            raise ModelError(f"unpenalized: expected a list, received a text; write [{unpenalized!r}]")
+            raise ModelError(
+                "unpenalized: expected a list, received a text",
+                remedy=Remedy("from_formula(..., unpenalized=[{given!r}]).fit()", "write [{given!r}]").filled(
+                    given=unpenalized
+                ),
+            )
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
         self._em = missing == "em"
         if self._em and self.distribution.name != "Gaussian":
             raise ModelError(
-                f"missing='em' requires the normal family; with {self.distribution} use 'drop', or VFEMGLM, "
-                "which has no selection"
+                "missing='em' requires the normal family",
+                remedy=Remedy(
+                    "from_formula(..., missing='drop').fit()",
+                    "with {family} use 'drop', or VFEMGLM, which has no selection",
+                ).filled(family=self.distribution),
             )
         self._roles = read_roles(formula, partition, offset, freq_weights, var_weights)
         check_roles(self._roles, self.distribution, self._em)
         self.penalty = Penalty(penalty, a, l1_ratio)
         if penalty == "ridge" and (adaptive or group_terms):
-            raise ModelError("penalty='ridge' shrinks all columns alike: leave adaptive and group_terms out")
+            raise ModelError(
+                "penalty='ridge' shrinks all columns alike",
+                remedy=Remedy(
+                    "from_formula(..., adaptive=0.0, group_terms=False).fit()",
+                    ": leave adaptive and group_terms out",
+                ),
+            )
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalized = tuple(unpenalized)
         rule: MissingRule = "drop" if missing == "em" else missing
@@ -376,7 +391,8 @@ class VerticalGLM(VerticalModel):
         given = read_lambdas(lam, lambdas)
         if lam is not None and select is not None:
             raise ModelError(
-                "lam, select: one lambda leaves nothing to choose; leave select out, or give lambdas="
+                "lam, select: one lambda leaves nothing to choose",
+                remedy=Remedy("fit(..., select=None)", "leave select out, or give lambdas="),
             )
         if select is None:
             few = self.layout.n < MIN_ENTITIES_PER_EQUATION * (self.layout.p + 1)
@@ -465,32 +481,38 @@ class VerticalGLM(VerticalModel):
             raise ModelError(
                 "missing='em' requires exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional', because sums by missing pattern are not also released by fold. "
-                "Leave exchange, inference, select='cv' or '1se' and draws out, or use missing='drop'"
+                "Leave exchange, inference, select='cv' or '1se' and draws out",
+                remedy=Remedy("from_formula(..., missing='drop').fit(...)", ", or use {arguments}"),
             )
         if self._roles and passing.exchange == "admm":
-            raise ModelError(f"{', '.join(self._roles)}: exchange='admm' has none; leave exchange='products'")
+            raise ModelError(f"{', '.join(self._roles)}: exchange='admm' has none", remedy=PRODUCTS)
         if "var_weights" in self._roles and choice.split:
             raise ModelError(
-                "var_weights: inference='split' has none, because the weights of a half have another mean; "
-                "leave inference='debiased'"
+                "var_weights: inference='split' has none, because the weights of a half have another mean",
+                remedy=Remedy("fit(..., inference='debiased')", "leave {arguments}"),
             )
         ridge = not self.penalty.selecting
         if ridge and passing.exchange == "admm":
-            raise ModelError("penalty='ridge' needs exchange='products'; leave exchange out")
+            raise ModelError("penalty='ridge' has no exchange='admm'", remedy=PRODUCTS)
         if ridge and (choice.draws or choice.inference != "conditional"):
             raise ModelError(
-                "penalty='ridge' selects no columns: leave draws and inference out, or use penalty='lasso'"
+                "penalty='ridge' selects no columns",
+                remedy=Remedy(
+                    "from_formula(..., penalty='lasso').fit(...)",
+                    ": leave draws and inference out, or use {arguments}",
+                ),
             )
         canonical = self.distribution.name in POINTS and self.distribution.canonical
         if passing.exchange == "admm" and not canonical:
             raise ModelError(
-                f"exchange='admm' supports the families {', '.join(POINTS)}; with {self.distribution} use "
-                "exchange='products'"
+                f"exchange='admm' supports the families {', '.join(POINTS)}, received {self.distribution}",
+                remedy=PRODUCTS,
             )
         if passing.exchange == "admm" and choice.divides:
             raise ModelError(
                 "select='cv' or '1se', draws and inference='debiased' or 'split' need sums by fold or "
-                "half, which exchange='admm' does not release; use exchange='products'"
+                "half, which exchange='admm' does not release",
+                remedy=PRODUCTS,
             )
         if choice.by and choice.split and not normal:
             raise ModelError(
@@ -513,8 +535,11 @@ def check_roles(roles: Mapping[str, str], distribution: DistributionSpec, em: bo
         )
     if "var_weights" in roles and em:
         raise ModelError(
-            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "
-            "missing='drop', or freq_weights if a row represents several entities"
+            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums",
+            remedy=Remedy(
+                "from_formula(..., missing='drop').fit()",
+                "Use {arguments}, or freq_weights if a row represents several entities",
+            ),
         )
 
 

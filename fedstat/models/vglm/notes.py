@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
-from fedstat.inference.notes import Catalogue, Note, Remedy
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical import notes as vertical
 from fedstat.models.vertical.exchange.patterns import (

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -83,7 +83,8 @@ class ChoiceOptions:
     def _check_split(self, lambdas: Floats | None) -> None:
         if lambdas is not None and not lambdas.any():
             raise ModelError(
-                "inference='split': lam=0 selects no columns, and needs no second half; leave it out"
+                "inference='split': lam=0 selects no columns, and needs no second half",
+                remedy=Remedy("fit(..., inference=None)", "leave it out"),
             )
         if self.draws:
             raise ModelError("draws: expected 0 with inference='split', which uses the halves of one split")
@@ -159,11 +160,16 @@ def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: s
     check_integer("steps", steps, 1)
     if penalty.convex or algorithm != "lla":
         raise ModelError(
-            f"steps are local linear approximations of SCAD and MCP (algorithm='lla'); leave steps out with "
-            f"penalty='{penalty.name}', algorithm='{algorithm}'"
+            "steps are local linear approximations of SCAD and MCP (algorithm='lla')",
+            remedy=Remedy(
+                "fit(..., steps=None)", "leave steps out with penalty='{penalty}', algorithm='{algorithm}'"
+            ).filled(penalty=penalty.name, algorithm=algorithm),
         )
     if exchange != "products":
-        raise ModelError("steps need exchange='products'; leave steps out with exchange='admm'")
+        raise ModelError(
+            "steps need exchange='products'",
+            remedy=Remedy("fit(..., steps=None)", "leave steps out with exchange='admm'"),
+        )
 
 
 def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:
@@ -171,7 +177,7 @@ def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) ->
     if lam is None and lambdas is None:
         return None
     if lam is not None and lambdas is not None:
-        raise ModelError("lam, lambdas: give only one of them")
+        raise ModelError("lam, lambdas", remedy=Remedy("fit(..., lambdas=None)", ": give only one of them"))
     try:
         values = np.atleast_1d(np.asarray(lambdas if lam is None else lam, dtype=np.float64))
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.notes import Note
@@ -303,7 +303,10 @@ class VerticalGLMResults(
         doi:10.1214/14-AOS1221.
         """
         if self._record.debiased is None:
-            raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
+            raise NotAvailableError(
+                "no debiased estimates",
+                remedy=Remedy("fit(..., inference='debiased')", ": fit with {arguments}"),
+            )
         kind = self.selection.inference
         notes = (*critical_notes(self), *claims_of(kind))
         record = EstimateRecord(estimate=self._record.debiased, notes=notes)

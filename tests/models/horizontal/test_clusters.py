@@ -15,8 +15,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 import fedstat as fs
-from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
-from fedstat.inference.notes import Remedy
+from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError, Remedy
 from fedstat.models.horizontal.clusters import FEW, FEW_UNCORRECTED, Clustering, own_inverse
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

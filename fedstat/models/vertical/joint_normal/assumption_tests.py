@@ -12,9 +12,9 @@ import pandas as pd
 from scipy import stats
 from scipy.linalg import solve_triangular
 
-from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError, warn
+from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError, Remedy, warn
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
-from fedstat.inference.notes import Note, Remedy
+from fedstat.inference.notes import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.joint_normal.edges import Between, edges_between, undetermined_pairs
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_model, fit_joint_normal

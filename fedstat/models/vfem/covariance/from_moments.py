@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.inference.covariance import symmetrize
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.joint_normal.edges import Between
@@ -51,9 +51,12 @@ def check_cov_type(cov_type: CovType, *, free: bool = False) -> None:
     """Refuse "robust" unless it is of a fit with `free` covariances and sums by random group."""
     if cov_type == "robust" and not free:
         raise NotAvailableError(
-            "cov_type='robust' from moments needs sums by random group of the entities: fit with "
-            "method='vfem', between='free', cov_type='robust' and no weights. For between='independent', use "
-            "exchange='iterative'"
+            "cov_type='robust' from moments needs sums by random group of the entities",
+            remedy=Remedy(
+                "from_formula(..., between='free').fit(method='vfem', cov_type='robust')",
+                ": fit with method='vfem', between='free', cov_type='robust' and no weights. For "
+                "between='independent', use exchange='iterative'",
+            ),
         )
 
 

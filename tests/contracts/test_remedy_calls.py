@@ -1,17 +1,30 @@
-"""Calls that notes name as remedies are executed on data for which the note is printed; none is left out."""
+"""Calls that notes and errors name as remedies are executed where they are printed; none is left out."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 import re
 from functools import cache
 
 import pytest
-from contracts.remedies import PACKAGE, SITUATIONS, columns, execute, executed, noted, two_columns
+from contracts.remedies import (
+    FAILURES,
+    PACKAGE,
+    SITUATIONS,
+    columns,
+    execute,
+    executed,
+    noted,
+    repaired,
+    two_columns,
+)
 
 import fedstat as fs
-from fedstat.inference.notes import Remedy, fields_of
+from fedstat.errors import ModelError, PolicyError, Remedy
+from fedstat.federation.message import pack_refusal, unpack_reply
+from fedstat.inference.notes import fields_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PLACES = range(len(SITUATIONS))
@@ -26,6 +39,11 @@ def test_a_note_is_gone_after_its_remedy(place):
     after = noted(situation, found.after)
     left = [row.values for row in after.diagnostics().itertuples() if row.kind == situation.kind]
     assert not [values for values in left if "call" in values]
+
+
+@pytest.mark.parametrize("place", range(len(FAILURES)), ids=[str(failure) for failure in FAILURES])
+def test_an_analysis_succeeds_after_the_remedy_of_its_error(place):
+    assert repaired(place)
 
 
 def catalogues():
@@ -70,7 +88,7 @@ def pattern_of(call):
 
 def test_each_remedy_is_executed_in_a_situation():
     calls = {executed(place).call for place in PLACES}
-    calls.add(imputations()[1])
+    calls |= {imputations()[1], *map(repaired, range(len(FAILURES)))}
     left = {place: call for place, call in remedies() if not any(re.fullmatch(call, one) for one in calls)}
     assert not left, "add situations to tests/contracts/remedies.py"
 
@@ -99,3 +117,23 @@ def test_the_remedy_of_imputations_runs():
 def test_patterns_are_those_of_filled_calls(call, written):
     assert Remedy(call).call.format(x="u", smaller=0.02) == written
     assert re.fullmatch(pattern_of(call), written) and not re.fullmatch(pattern_of(call), "fit(other=1)")
+
+
+def test_errors_print_their_remedy_and_keep_it():
+    remedy = Remedy("fit(cov_kwds={{'groups': {name!r}}})", "use {arguments} for {name}").filled(name="a{b}")
+    error = PolicyError("wrong", rule="r", site="s", remedy=remedy)
+    assert str(error) == "wrong; use cov_kwds={'groups': 'a{b}'} for a{b}"
+    for kept in (pickle.loads(pickle.dumps(error)), error.with_message("other")):
+        assert kept.remedy.filled_call == "fit(cov_kwds={'groups': 'a{b}'})"
+        assert (kept.rule, kept.site) == ("r", "s")
+    assert str(error.with_message("other")) == "other"
+    texts = {"Use it.": "wrong. Use it.", ": use it": "wrong: use it", ", or it": "wrong, or it"}
+    assert {text: str(ModelError("wrong", remedy=Remedy("f()", text))) for text in texts} == texts
+    assert ModelError("wrong").remedy is None and str(ModelError("wrong")) == "wrong"
+
+
+def test_errors_of_remote_sites_have_no_call():
+    error = PolicyError("wrong", rule="r", site="s", remedy=Remedy("fit(masked=True)", "Use it"))
+    with pytest.raises(PolicyError, match=r"wrong\. Use it") as caught:
+        unpack_reply(pack_refusal("s", error))
+    assert caught.value.remedy is None
