@@ -42,7 +42,7 @@ NO_PARTS = (
     "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
     "do not have"
 )
-UNMASKED = Remedy("fit(..., masked=False)", "use {arguments}, or fit again without the site")
+UNMASKED = Remedy("fit(..., masked=False)", "use fit({arguments}), or fit again without the site")
 METHODS = (
     "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
     "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, the "

@@ -165,7 +165,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
             raise NotAvailableError(
                 "no loss by site: the sums were masked, so that only that of all sites is known",
                 remedy=Remedy(
-                    "fit(..., masked=False)", "use {arguments}, or evaluate() for calibration by site"
+                    "fit(..., masked=False)", "use fit({arguments}), or evaluate() for calibration by site"
                 ),
             )
         return pd.Series(
