@@ -145,6 +145,12 @@ SERVICE = (
         deployment.site_compose,
         (INTO,),
     ),
+    Command(
+        "kubernetes",
+        "Print Kubernetes manifests for the service, with the paths of this machine.",
+        deployment.site_kubernetes,
+        (make_argument("--image", required=True, help="image with fedstat, by its digest or tag"),),
+    ),
 )
 
 SERVER = (

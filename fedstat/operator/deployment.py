@@ -1,4 +1,4 @@
-"""Systemd units, Dockerfiles and compose files for a site or a coordinator's server."""
+"""Systemd units, container files and Kubernetes manifests for a site or a coordinator's server."""
 
 from __future__ import annotations
 
@@ -84,11 +84,141 @@ ENTRYPOINT ["fedstat"]
 """
 
 
+KUBERNETES = """\
+# kubectl create secret generic {name}-folder --from-file=folder.tar.gz    the first time; see docs/running.md
+# kubectl apply -f {name}.yaml
+#
+# The folder of the site is on a volume, at the path of this machine. The first start unpacks it from the
+# secret; from then on the volume has the ledger, and the secret can be deleted.
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}-site
+spec:
+  accessModes: [ReadWriteOnce]
+  resources:
+    requests:
+      storage: 5Gi
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {name}
+spec:
+  podSelector:
+    matchLabels:
+      app: {name}
+  policyTypes: [Ingress, Egress]
+  ingress: []
+  egress: {egress}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {name}
+  labels:
+    app: {name}
+spec:
+  # Two processes would write two histories of one site.
+  replicas: 1
+  serviceName: {name}
+  selector:
+    matchLabels:
+      app: {name}
+  template:
+    metadata:
+      labels:
+        app: {name}
+    spec:
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      # A request in progress is completed first.
+      terminationGracePeriodSeconds: 300
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: {user}
+        runAsGroup: {user}
+        # Only the top of a new volume is handed over: the site refuses files that a group can read.
+        fsGroup: {user}
+        fsGroupChangePolicy: OnRootMismatch
+        seccompProfile:
+          type: RuntimeDefault
+      initContainers:
+        - name: unpack
+          image: {image}
+          command: [sh, -c, "{unpack}"]
+          securityContext: &restricted
+            readOnlyRootFilesystem: true
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop: [ALL]
+          volumeMounts:
+            - name: folder
+              mountPath: /run/fedstat/folder
+              readOnly: true
+            - name: secrets
+              mountPath: /run/fedstat/secrets
+              readOnly: true
+{written}      containers:
+        - name: site
+          image: {image}
+          args: {command}
+          securityContext: *restricted
+          # No liveness probe: one request may take minutes, and a restart ends open analyses.
+          readinessProbe:
+            exec:
+              command: {health}
+            periodSeconds: 60
+            timeoutSeconds: 30
+{variables}          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+{mounts}      volumes:
+        - name: tmp
+          emptyDir: {{}}
+        - name: folder
+          secret:
+            secretName: {name}-folder
+            optional: true
+        - name: secrets
+          secret:
+            secretName: {name}-secrets
+            optional: true
+{volumes}"""
+NOBODY = 10001
+"""User of a pod where the folder belongs to root."""
+UNPACKED, SECRETS, PRIVATE = "/run/fedstat/folder", "/run/fedstat/secrets", "private"
+"""Where a pod finds the archive of the folder and the secrets; kind of the volume for private copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodVolume:
+    """A volume of a pod: a claim, or memory for private copies of secrets."""
+
+    name: str
+    path: str
+    is_read_only: bool = False
+
+    def mount(self) -> str:
+        """Write where a container has it."""
+        only = "              readOnly: true\n" if self.is_read_only else ""
+        return f"            - name: {self.name}\n              mountPath: {self.path}\n{only}"
+
+    def volume(self, service: str) -> str:
+        """Write what it is."""
+        if self.name.startswith(PRIVATE):
+            return f"        - name: {self.name}\n          emptyDir:\n            medium: Memory\n"
+        only = "            readOnly: true\n" if self.is_read_only else ""
+        claim = f"            claimName: {service}-{self.name}\n{only}"
+        return f"        - name: {self.name}\n          persistentVolumeClaim:\n{claim}"
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
     """A service: its arguments after ``fedstat``, what it writes and reads, and what it needs.
 
     `variables` are the names of the environment variables that it uses; their values are not written.
+    `secrets` are the files that it reads which have a connection string.
     """
 
     name: str
@@ -101,6 +231,7 @@ class ServiceUnit:
     health: Sequence[str] = ()
     port: int = 0
     variables: Sequence[str] = ()
+    secrets: Sequence[str] = ()
 
     def unit(self) -> str:
         """Write the systemd unit."""
@@ -165,6 +296,47 @@ class ServiceUnit:
             lines += ["      start_period: 2m", "      retries: 3"]
         return "\n".join(lines) + "\n"
 
+    def kubernetes(self, image: str) -> str:
+        """Write the manifests of a pod; folders have the same paths inside it, as site.toml has them."""
+        folder = _plain(self.folder)
+        volumes = self._volumes(os.path.dirname(folder))
+        steps = [f"test -e {folder} || tar -xzpf {UNPACKED}/folder.tar.gz -C {os.path.dirname(folder)}"]
+        # The site reads no file with a connection string that its group may read, as mounted secrets are.
+        steps += [f"install -m 600 {SECRETS}/{os.path.basename(path)} {path}" for path in self.secrets]
+        variables = [
+            f"            - name: {name}\n              valueFrom:\n                secretKeyRef:\n"
+            f"                  name: {self.name}-secrets\n                  key: {name}\n"
+            for name in self.variables
+        ]
+        return KUBERNETES.format(
+            name=self.name,
+            egress="[{}]" if self.by_network else "[]",
+            user=self.folder.stat().st_uid or NOBODY,
+            image=image,
+            unpack=f"({') && ('.join(steps)})",
+            command=_listed([*self.words, folder]),
+            health=_listed(["fedstat", *self.health, folder]),
+            variables="".join(["          env:\n", *variables]) if variables else "",
+            mounts="".join(one.mount() for one in volumes),
+            written="".join(one.mount() for one in volumes if not one.is_read_only),
+            volumes="".join(one.volume(self.name) for one in volumes),
+        )
+
+    def _volumes(self, parent: str) -> list[PodVolume]:
+        """Return what the pod sees of other machines; places inside of another one need no volume."""
+        found = {parent: PodVolume("site", parent)}
+
+        def add(path: str, kind: str, is_read_only: bool) -> None:
+            if not any(_is_inside(path, known) for known in found):
+                found[path] = PodVolume(f"{kind}-{len(found)}", path, is_read_only)
+
+        for path in map(_plain, self.writes):
+            add(path, "exchange", False)
+        for path in map(_plain, self.reads):
+            is_secret = path in self.secrets
+            add(os.path.dirname(path), PRIVATE if is_secret else "records", not is_secret)
+        return list(found.values())
+
     def write_compose(self, into: Path) -> None:
         """Write both files into a folder, or raise a PartitionError if one of them exists."""
         into.mkdir(parents=True, exist_ok=True)
@@ -191,6 +363,10 @@ def _plain(path: Path) -> str:
     return text
 
 
+def _is_inside(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
+
+
 def _listed(words: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{word}"' for word in words) + "]"
 
@@ -215,6 +391,12 @@ def site_unit(folder: Path) -> int:
 def site_compose(folder: Path, into: Path) -> int:
     """Write the Dockerfile and the compose file of a site."""
     return _write(site_service(folder), into)
+
+
+def site_kubernetes(folder: Path, image: str) -> int:
+    """Print Kubernetes manifests of a site."""
+    print(site_service(folder).kubernetes(image), end="")
+    return 0
 
 
 def federation_unit(folder: Path) -> int:
@@ -246,6 +428,7 @@ def site_service(folder: Path) -> ServiceUnit:
         words=("site", "serve"),
         writes=(folder, *places),
         reads=[Path(place) for source in sources for place in (source.path, source.file) if place],
+        secrets=[os.path.abspath(source.file) for source in sources if source.file],
         variables=list(dict.fromkeys(source.env for source in sources if source.env)),
         extras=tuple(sorted(extras)),
         # The owner's command for waiting plans usually sends a message.

@@ -126,3 +126,88 @@ def test_a_path_that_a_unit_would_take_apart_is_refused(home, tmp_path):
     for name in ("two words", "a%h", "x:ro", "a\nUser=root"):
         with pytest.raises(PartitionError, match="letters, digits"):
             ServiceUnit("a", home / "A", ("site", "serve"), (tmp_path / name,)).unit()
+
+
+def manifests(home, capsys):
+    """The objects of the manifests by kind, each valid by the published schema of Kubernetes."""
+    yaml = pytest.importorskip("yaml")
+    published = pytest.importorskip("kubernetes_validate")
+    capsys.readouterr()
+    assert main(["site", "kubernetes", str(home / "A"), "--image", "registry.example/fedstat@sha256:0"]) == 0
+    text = capsys.readouterr().out
+    found = list(yaml.safe_load_all(text))
+    for one in found:
+        published.validate(one, published.latest_version(), strict=True)
+    with pytest.raises(published.ValidationError):  # the schema is that of the object, and is strict
+        published.validate(found[0] | {"unknown": 1}, published.latest_version(), strict=True)
+    return {one["kind"]: one for one in found}, text
+
+
+def test_manifests_are_valid_and_a_pod_has_no_rights_that_it_does_not_need(home, capsys):
+    found, _ = manifests(home, capsys)
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    assert found["StatefulSet"]["spec"]["replicas"] == 1 and pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+    (unpack,), (site,) = pod["initContainers"], pod["containers"]
+    for container in (unpack, site):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True and context["capabilities"] == {"drop": ["ALL"]}
+        assert context["allowPrivilegeEscalation"] is False
+    # records in a file, requests in a folder: no network
+    policy = found["NetworkPolicy"]["spec"]
+    assert (policy["ingress"], policy["egress"]) == ([], [])
+    assert policy["podSelector"]["matchLabels"].items() <= found["StatefulSet"]["metadata"]["labels"].items()
+    assert site["args"] == ["site", "serve", str(home / "A")]
+    assert site["readinessProbe"]["exec"]["command"] == ["fedstat", "site", "health", str(home / "A")]
+    # every volume is mounted, and every mount is a volume
+    volumes = {one["name"] for one in pod["volumes"]}
+    mounted = {mount["name"] for container in (unpack, site) for mount in container["volumeMounts"]}
+    assert volumes == mounted
+    claimed = [
+        one["persistentVolumeClaim"]["claimName"]
+        for one in pod["volumes"]
+        if len(one) > 1 and "persistentVolumeClaim" in one
+    ]
+    assert found["PersistentVolumeClaim"]["metadata"]["name"] in claimed
+
+
+def test_the_first_start_unpacks_the_folder_and_later_ones_keep_it(home, capsys, tmp_path):
+    """The command of the manifests, run on this machine with an archive of the folder."""
+    found, _ = manifests(home, capsys)
+    (unpack,) = found["StatefulSet"]["spec"]["template"]["spec"]["initContainers"]
+    (archive := tmp_path / "given").mkdir()
+    subprocess.run(["tar", "-czf", archive / "folder.tar.gz", "-C", home, "A"], check=True)
+    command = [word.replace("/run/fedstat/folder", str(archive)) for word in unpack["command"]]
+    before = {path.name: path.read_bytes() for path in (home / "A").iterdir() if path.is_file()}
+    (home / "A" / "ledger.jsonl").write_bytes(before["ledger.jsonl"] + b"later")
+    subprocess.run(command, check=True)
+    assert (home / "A" / "ledger.jsonl").read_bytes().endswith(b"later")
+    shutil.rmtree(home / "A")
+    subprocess.run(command, check=True)
+    assert {path.name: path.read_bytes() for path in (home / "A").iterdir() if path.is_file()} == before
+    assert (home / "A").stat().st_mode & 0o077 == 0 and (home / "A/identity.json").stat().st_mode & 0o077 == 0
+    assert main(["site", "check", str(home / "A")]) in (0, 1)
+
+
+def test_secrets_are_mounted_and_copied_for_the_site_alone(home, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("WARD", "postgresql://reader:secret@host/ward")
+    path = home / "A" / "site.toml"
+    top, _, rest = path.read_text().partition("[data]")
+    for entry in ('env = "WARD"', 'file = "/etc/ward/address.txt"'):
+        data = f'[data]\nkind = "sql"\nquery = "SELECT id, age FROM t"\nkey = "id"\n{entry}\n\n[pinned]'
+        path.write_text(top + data + rest.partition("[pinned]")[2])
+        found, text = manifests(home, capsys)
+        assert "reader" not in text and found["NetworkPolicy"]["spec"]["egress"] == [{}]
+        pod = found["StatefulSet"]["spec"]["template"]["spec"]
+        (site,), (unpack,) = pod["containers"], pod["initContainers"]
+        if "env" in entry:
+            key = {"name": "a-secrets", "key": "WARD"}
+            assert site["env"] == [{"name": "WARD", "valueFrom": {"secretKeyRef": key}}]
+        else:
+            assert (
+                "install -m 600 /run/fedstat/secrets/address.txt /etc/ward/address.txt"
+                in unpack["command"][2]
+            )
+            (private,) = [one for one in pod["volumes"] if one["name"].startswith("private")]
+            assert private["emptyDir"] == {"medium": "Memory"}
+            assert {"name": private["name"], "mountPath": "/etc/ward"} in site["volumeMounts"]
