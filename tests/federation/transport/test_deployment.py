@@ -189,6 +189,20 @@ def test_the_first_start_unpacks_the_folder_and_later_ones_keep_it(home, capsys,
     assert main(["site", "check", str(home / "A")]) in (0, 1)
 
 
+def test_places_of_other_machines_are_claims_at_their_paths(home, capsys):
+    path = home / "A" / "site.toml"
+    text = re.sub(r'(?m)^exchange = ".*"', 'exchange = "/mnt/share/study"', path.read_text())
+    path.write_text(re.sub(r'(?m)^path = ".*"', 'path = "/data/ward/records.csv"', text))
+    pod = manifests(home, capsys)[0]["StatefulSet"]["spec"]["template"]["spec"]
+    mounts = {one["mountPath"]: one for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["/data/ward"]["readOnly"] is True and "readOnly" not in mounts["/mnt/share/study"]
+    claims = {one["name"]: one.get("persistentVolumeClaim", {}) for one in pod["volumes"]}
+    assert claims[mounts["/mnt/share/study"]["name"]]["claimName"] == "a-exchange-1"
+    assert claims[mounts["/data/ward"]["name"]] == {"claimName": "a-records-2", "readOnly": True}
+    # the start writes into no records
+    assert "/data/ward" not in {one["mountPath"] for one in pod["initContainers"][0]["volumeMounts"]}
+
+
 def test_secrets_are_mounted_and_copied_for_the_site_alone(home, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("WARD", "postgresql://reader:secret@host/ward")
     path = home / "A" / "site.toml"
