@@ -12,6 +12,7 @@ from statsmodels.genmod.families import links
 
 from fedstat.kernels.glm import sums as glm
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.effects import outer_products
 from fedstat.kernels.glm.sums import (
     PIECE,
     Rows,
@@ -19,7 +20,6 @@ from fedstat.kernels.glm.sums import (
     evaluate,
     log_likelihood,
     null_sums,
-    row_scores,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
@@ -108,17 +108,15 @@ def test_sums_are_those_of_statsmodels(family, low, high, weights):
     spec = DistributionSpec.of(family)
     beta = beta * [1.0, 0.97, 0.98]
     model = statsmodels_glm(rows, spec.make())
-    sums = evaluate(
-        [rows.part(slice(0, 20)), rows.part(slice(20, None))], beta, spec, observed=True, meat=True
-    )
+    chunks = [rows.part(slice(0, 20)), rows.part(slice(20, None))]
+    sums = evaluate(chunks, beta, spec, observed=True)
     scores = model.score_obs(beta, scale=1.0)
     mu = model.predict(beta)
     close(sums.score, model.score(beta, scale=1.0))
-    close(row_scores(rows, beta, spec), scores)
     close(sums.information, -model.hessian(beta, scale=1.0, observed=False))
     close(sums.observed, -model.hessian(beta, scale=1.0, observed=True))
     xu = scores / np.sqrt(model.freq_weights)[:, None]
-    close(sums.meat, xu.T @ xu)
+    close(outer_products(chunks, beta, spec), xu.T @ xu)
     close(sums.deviance, model.family.deviance(model.endog, mu, model.var_weights, model.freq_weights))
     chi2 = (model.endog - mu) ** 2 / model.family.variance(mu) * model.iweights * model.n_trials
     close(sums.pearson, chi2.sum())
@@ -145,13 +143,13 @@ def test_sums_at_the_optimum(family, low, high, weights):
     rows, _ = draw(family, low, high, weights, n=300)
     spec = DistributionSpec.of(family)
     result = statsmodels_glm(rows, spec.make()).fit(tol=1e-14, maxiter=200, cov_type="HC0")
-    sums = evaluate([rows], result.params, spec, observed=True, meat=True)
+    sums = evaluate([rows], result.params, spec, observed=True)
     np.testing.assert_allclose(sums.score, 0.0, atol=1e-5)
     close(sums.deviance, result.deviance)
     close(sums.pearson, result.pearson_chi2)
     close(log_likelihood([rows], result.params, spec, result.scale), result.llf_scaled(result.scale))
     bread = np.linalg.inv(sums.observed)
-    close(bread @ sums.meat @ bread, result.cov_params(), 1e-8)
+    close(bread @ outer_products([rows], result.params, spec) @ bread, result.cov_params(), 1e-8)
 
 
 @pytest.mark.parametrize("family", [families.Binomial(), families.Poisson(), families.Gaussian()])
@@ -231,7 +229,8 @@ def test_a_mean_outside_the_domain_is_an_infinite_deviance(family, beta):
     rows = Rows(X, np.full(50, 1.0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sums = evaluate([rows], np.array(beta), DistributionSpec.of(family), observed=True, meat=True)
+        sums = evaluate([rows], np.array(beta), DistributionSpec.of(family), observed=True)
+        assert outer_products([rows], np.array(beta), DistributionSpec.of(family)) is None
         fused = evaluate([rows], np.array(beta), DistributionSpec.of(family))
         assert log_likelihood([rows], np.array(beta), DistributionSpec.of(family), 1.0) == -np.inf
     assert sums.deviance == fused.deviance == np.inf
@@ -266,10 +265,11 @@ def test_a_row_of_frequency_zero_is_not_there():
     rows, beta = draw(families.Gamma(links.Log()), -1.0, 1.0, "none")
     spec = DistributionSpec("Gamma", "Log")
     freq = np.arange(60) % 2.0
-    with_zeros = evaluate([replace(rows, freq=freq)], beta, spec, observed=True, meat=True)
-    without = evaluate([rows.part(slice(1, None, 2))], beta, spec, observed=True, meat=True)
+    zeros, ones = replace(rows, freq=freq), rows.part(slice(1, None, 2))
+    with_zeros, without = (evaluate([part], beta, spec, observed=True) for part in (zeros, ones))
+    close(outer_products([zeros], beta, spec), outer_products([ones], beta, spec), 1e-12)
     assert with_zeros.weight == without.weight == 30
-    for name in ("score", "information", "observed", "meat", "deviance", "pearson"):
+    for name in ("score", "information", "observed", "deviance", "pearson"):
         close(getattr(with_zeros, name), getattr(without, name), 1e-12)
 
 
@@ -290,11 +290,7 @@ def test_the_type_and_order_of_the_arrays_do_not_matter():
     other = Rows(np.asfortranarray(rows.X), rows.y.astype(int), freq=rows.freq.astype(np.int32))
     other.X.flags.writeable = False
     close(evaluate([other], list(beta), spec).information, evaluate([rows], beta, spec).information, 1e-15)
-    close(
-        evaluate([other], list(beta), spec, meat=True).meat,
-        evaluate([rows], beta, spec, meat=True).meat,
-        1e-15,
-    )
+    close(outer_products([other], np.array(beta), spec), outer_products([rows], beta, spec), 1e-15)
 
 
 @pytest.mark.parametrize("link", ["Logit", "Probit"])

@@ -121,24 +121,31 @@ def firth_residuals(rows: Rows, beta: Floats, distribution: DistributionSpec, in
     return np.asarray(leverages(rows, beta, distribution, inverse) * (0.5 - mu))
 
 
-def leveraged_meat(
-    chunks: Iterable[Rows], beta: Floats, distribution: DistributionSpec, inverse: Floats, power: int
+def outer_products(
+    chunks: Iterable[Rows],
+    beta: Floats,
+    distribution: DistributionSpec,
+    inverse: Floats | None = None,
+    power: int = 0,
 ) -> Floats | None:
-    """Sum outer products of the rows' scores over ``(1 - h)^power``: (p, p); None where a leverage is one.
+    """Sum outer products of the rows' scores: (p, p); None where a mean is outside the family's domain.
 
-    With power 1 the middle of HC2, with 2 of HC3 (MacKinnon and White 1985, equations 12 and 13).
+    With the `inverse` information (p, p) they are divided by ``(1 - h)^power`` for a leverage h, and there is
+    no sum where one is one: power 1 is the middle of HC2, 2 that of HC3 (MacKinnon and White 1985, equations
+    12 and 13).
     """
     total = np.zeros((len(beta), len(beta)))
     for rows in (piece for chunk in chunks for piece in chunk.pieces()):
-        rest = 1.0 - leverages(rows, beta, distribution, inverse)
-        if not (rest > LEAST_REST).all():
-            return None
         with np.errstate(all="ignore"):
             at = row_means(rows, distribution, linear_predictor(rows, beta))
-            size = at.weight * at.residual(rows.y)
-            freq = np.ones(len(rows)) if rows.freq is None else rows.freq
-            square = np.where(freq > 0.0, size**2 / freq, 0.0) / rest**power
-        total += weighted_sums(rows.X, size, square)[1]
+            square = at.squares(rows)
+            inside = at.inside & np.isfinite(square)
+            if inverse is not None:
+                rest = 1.0 - leverages(rows, beta, distribution, inverse)
+                inside, square = inside & (rest > LEAST_REST), square / rest**power
+        if not inside.all():
+            return None
+        total += weighted_sums(rows.X, square, square)[1]
     return total
 
 

@@ -13,7 +13,7 @@ from numba import config
 
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_sums, weighted_sums
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
 # Rows of one site as input of the kernels of generalized linear models, and the domain of a distribution.
@@ -41,8 +41,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    def part(self, rows: slice) -> Rows:
-        """Return some of the rows, without a copy."""
+    def part(self, rows: slice | Ints) -> Rows:
+        """Return some of the rows; a slice of them without a copy."""
         columns = (self.offset, self.freq, self.var, self.trials)
         return Rows(self.X[rows], self.y[rows], *(None if a is None else a[rows] for a in columns))
 
@@ -112,10 +112,9 @@ class Sums:
     `weight` sums the frequency weights. `score` (p,) is the derivative of the log-likelihood, at the starting
     point ``X'Wz``, so that solving with the information gives the first estimate; `information` (p, p) is the
     expected one; both, and `observed` (p, p), are for dispersion one. `deviance` is infinite if a mean is
-    outside the family's domain, with score and information zero. `meat` (p, p) sums outer products of the
-    scores; a row of frequency weight f counts as f rows. `spread` (2, 2) holds sum and sum of squares of the
-    working weights, and of the sizes of the scores by linear predictor: zeros if the scores have the spread
-    of the weights, are bounded, or are linear in the coefficients.
+    outside the family's domain, with score and information zero. `spread` (2, 2) holds sum and sum of
+    squares of the working weights, and of the sizes of the scores by linear predictor: zeros if the scores
+    have the spread of the weights, are bounded, or are linear in the coefficients.
     """
 
     n: int
@@ -125,7 +124,6 @@ class Sums:
     deviance: float
     pearson: float
     observed: Floats | None = None
-    meat: Floats | None = None
     spread: Floats = field(default_factory=lambda: np.zeros((2, 2)))
 
     @property
@@ -161,14 +159,12 @@ def evaluate(
     distribution: DistributionSpec,
     *,
     observed: bool = False,
-    meat: bool = False,
     center: float | None = None,
 ) -> Sums:
     """Return score, information and fit at beta (p,), summed over rows; None: statsmodels' first IRLS step.
 
-    There must be a chunk (ValueError), which may have no rows; each is used once. `observed` and `meat`
-    request these sums. `center` is the mean response towards which the starting point is drawn; None: each
-    chunk's.
+    There must be a chunk (ValueError), which may have no rows; each is used once. `observed` requests this
+    information. `center` is the mean response towards which the starting point is drawn; None: each chunk's.
     """
     total: Sums | None = None
     threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
@@ -182,7 +178,6 @@ def evaluate(
                 beta=beta,
                 distribution=distribution,
                 observed=observed,
-                meat=meat,
                 center=middle,
             )
             pieces = chunk.pieces()
@@ -194,18 +189,18 @@ def evaluate(
 
 
 def _evaluate_piece(
-    rows: Rows, beta: Floats | None, distribution: DistributionSpec, observed: bool, meat: bool, center: float
+    rows: Rows, beta: Floats | None, distribution: DistributionSpec, observed: bool, center: float
 ) -> Sums:
     loop = distribution.loop
     with np.errstate(all="ignore"):
         if beta is None:
             sums = _start(rows, distribution, center)
-        elif loop is None or meat:
-            sums = _general(rows, beta, distribution, observed, meat)
+        elif loop is None:
+            sums = _general(rows, beta, distribution, observed)
         else:
             sums = _canonical(rows, beta, loop, observed)
     finite = np.isfinite(sums.deviance) and np.isfinite(sums.score).all()
-    return sums if finite and np.isfinite(sums.information).all() else _outside(rows, observed, meat)
+    return sums if finite and np.isfinite(sums.information).all() else _outside(rows, observed)
 
 
 def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
@@ -218,12 +213,12 @@ def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
 
 
-def _outside(rows: Rows, observed: bool, meat: bool) -> Sums:
+def _outside(rows: Rows, observed: bool) -> Sums:
     """Return sums that make the caller take a shorter step."""
     p = rows.X.shape[1]
     zeros = np.zeros((p, p))
     sums = Sums(len(rows), rows.count, np.zeros(p), zeros, np.inf, np.inf)
-    return replace(sums, observed=zeros if observed else None, meat=zeros if meat else None)
+    return replace(sums, observed=zeros if observed else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +300,10 @@ def _start(rows: Rows, distribution: DistributionSpec, center: float) -> Sums:
     return Sums(len(rows), rows.count, *weighted_sums(rows.X, w * z, w), *at.fit(rows))
 
 
-def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed: bool, meat: bool) -> Sums:
+def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed: bool) -> Sums:
     at = row_means(rows, distribution, linear_predictor(rows, beta))
     if not at.inside.all():
-        return _outside(rows, observed, meat)
+        return _outside(rows, observed)
     r, w = at.residual(rows.y), at.weight * at.expected
     score, information = weighted_sums(rows.X, at.weight * r, w)
     sums = Sums(len(rows), rows.count, score, information, *at.fit(rows))
@@ -317,8 +312,6 @@ def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed:
         sums.observed = information.copy()
     elif observed:
         sums.observed = weighted_sums(rows.X, r, w * at.curvature(rows.y))[1]
-    if meat:
-        sums.meat = weighted_sums(rows.X, r, at.squares(rows))[1]
     return sums
 
 
@@ -382,14 +375,6 @@ def _logistic(eta: Floats) -> Floats:
     np.exp(mu, out=mu)
     mu += 1.0
     return np.divide(1.0, mu, out=mu)
-
-
-def row_scores(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
-    """Return the score of each row for dispersion one, its weights included: (m, p)."""
-    with np.errstate(all="ignore"):
-        at = row_means(rows, distribution, linear_predictor(rows, beta))
-        scores: Floats = (at.weight * at.residual(rows.y))[:, None] * rows.X
-    return scores
 
 
 def log_likelihood(

@@ -24,6 +24,7 @@ from fedstat.federation.message import aggregate, control
 from fedstat.inference.convergence import last_digit
 from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums, solve_clusters
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, describe_nothing
 from fedstat.models.horizontal.clusters import LEVERAGES, LeverageRequest, cluster_releases, sum_corrected
@@ -227,12 +228,7 @@ class SiteClusters(FitRows):
                 f"site {self.model.opened.data.name!r}: some rows of one '{names[0]}' have the same "
                 f"'{names[1]}'. Give the rows of a cluster different times, or leave repeated rows out."
             )
-        parts = list(self.model.chunks())
-        whole = [
-            None if getattr(parts[0], name) is None else np.concatenate([getattr(one, name) for one in parts])
-            for name in ("X", "y", "offset", "freq", "var", "trials")
-        ]
-        rows = Rows(*(None if one is None else np.ascontiguousarray(one[order]) for one in whole))  # type: ignore[arg-type]
+        rows = join_rows(list(self.model.chunks())).part(order)
         first = np.concatenate([[0], np.flatnonzero(np.diff(code)) + 1, [len(code)]]).astype(np.int64)
         return rows, first, np.argsort(order)
 

@@ -14,6 +14,7 @@ from fedstat.federation.design.horizontal_steps import standardization, translat
 from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import solve_positive
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import few_weigh
 from fedstat.typing import Bools, Floats, Ints, Matrix, Vector
@@ -132,16 +133,9 @@ class PooledSums:
         """Return Newton's step with the observed information, if that is positive definite."""
         # Far from the maximum it may be indefinite; Fisher scoring still increases the likelihood.
         for matrix in (self.observed, self.information):
-            if matrix is None:
-                continue
-            # Unit diagonal: whether a factor exists must not depend on the columns' units.
-            size = np.sqrt(np.abs(np.diag(matrix)))
-            scaled = matrix / np.outer(size, size)
-            try:
-                np.linalg.cholesky(scaled)
-            except np.linalg.LinAlgError:
-                continue
-            return np.asarray(np.linalg.solve(scaled, self.score / size) / size)
+            step = None if matrix is None else solve_positive(matrix, self.score)
+            if step is not None:
+                return step
         raise EstimationError("the information is not positive definite")
 
 

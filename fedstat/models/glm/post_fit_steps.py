@@ -24,9 +24,9 @@ from fedstat.kernels.glm.effects import (
     changes_between,
     effect_sums,
     firth_residuals,
-    leveraged_meat,
     leverages,
     mean_derivatives,
+    outer_products,
 )
 from fedstat.kernels.glm.sums import Rows, linear_predictor, row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, SiteModel, model_of, sums_at
@@ -363,7 +363,7 @@ def sum_leveraged(
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     state.report(*model.products_at(own))
-    meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
+    meat = outer_products(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
 

@@ -24,6 +24,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.effects import outer_products
 from fedstat.kernels.glm.local_fit import fit_local
 from fedstat.kernels.glm.sums import (
     RowMeans,
@@ -201,9 +202,9 @@ class SiteModel(PredictorObjective):
                 weight = at.weight * at.expected
             yield rows.X, logs, score[:, None], -weight[:, None, None]
 
-    def sums(self, own: Floats, observed: bool = False, meat: bool = False) -> Sums:  # type: ignore[override]
+    def sums(self, own: Floats, observed: bool = False) -> Sums:  # type: ignore[override]
         """Sum over the rows by the fused kernel."""
-        return evaluate(self.chunks(), own, self.distribution, observed=observed, meat=meat)
+        return evaluate(self.chunks(), own, self.distribution, observed=observed)
 
     def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
         """Return the terms of all sums at a point; "totals" are weights, deviances, Pearson residuals."""
@@ -420,9 +421,8 @@ def judge(
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
         state.report(*model.products_at(own))
-        sums = model.sums(own, meat=True)
-        assert sums.meat is not None
-        arrays["meat"] = T.T @ sums.meat @ T
+        products = outer_products(model.chunks(), own, model.distribution)
+        arrays["meat"] = np.zeros_like(T) if products is None else T.T @ products @ T
     if apart:
         varies = model.opened.varies
         arrays["apart"] = np.array(quadratic_form(at.score[varies], at.information[np.ix_(varies, varies)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -28,6 +28,7 @@ from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
 from fedstat.kernels.clusters import AT_ONE, adjusted_scores
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.mixed_effects import (
     GAMMA,
     LOG,
@@ -49,7 +50,7 @@ from fedstat.models.horizontal.clusters import (
 from fedstat.models.horizontal.rows import NO_MEANS, RowsAtPoints, glm_rows, require_response, summed
 from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
 from fedstat.models.margins import MeanJet
-from fedstat.models.rows.objective import RowTerms
+from fedstat.models.rows.objective import Facts, RowTerms
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -251,14 +252,9 @@ class MixedRows:
         """
 
         def read() -> tuple[Floats, Floats, Floats]:
-            parts = [glm_rows(rows, X) for rows, X in self.opened.chunks()]
-            y = np.concatenate([part.y for part in parts])
-            if self.request.distribution.least_squares:
-                y = y - self.offset
-            weight = np.concatenate(
-                [np.ones(len(part)) if part.weight is None else part.weight for part in parts]
-            )
-            return np.ascontiguousarray(np.concatenate([part.X for part in parts])), y, weight
+            rows = join_rows([glm_rows(rows, X) for rows, X in self.opened.chunks()])
+            y = rows.y - self.offset if self.request.distribution.least_squares else rows.y
+            return rows.X, y, np.ones(len(y)) if rows.weight is None else rows.weight
 
         return self.keep("rows", read)  # type: ignore[no-any-return]
 
@@ -832,20 +828,10 @@ def sum_scores(
     rows, distribution = site.by_group(), site.request.distribution
     modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
     llf, score, means = point.score(modes=modes)
-    block = GroupedMeans(site, slice(None))
     site.keep(f"means {at.key.hex()}", lambda: row_vectors(distribution, at.shape, rows, means))
-
-    def each() -> Floats:
-        return rows.w * row_weights(distribution, at.shape, rows.y, means)
-
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(size), "information": np.zeros((size, size))}
-    # If weights allow another release only, no means were used.
-    state.report(
-        NO_MEANS,
-        WorkingWeights(each, instead=nothing),
-        ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
-    )
+    state.report(*means_at(site, at, means, nothing))
     information = np.zeros((size, size))
     if curvature:
         for j, move in enumerate(DIFFERENCE * np.eye(size)):
@@ -857,6 +843,20 @@ def sum_scores(
         "score": score,
         "information": (information + information.T) / 2.0,
     }
+
+
+def means_at(
+    site: MixedRows, at: OwnPoint, means: Floats, instead: Mapping[str, Array] | None = None
+) -> Facts:
+    """Declare the weights and means of the rows at a point; `instead` is released if few rows weigh."""
+    rows, block = site.by_group(), GroupedMeans(site, slice(None))
+    return (
+        NO_MEANS,  # if weights allow another release only
+        WorkingWeights(
+            lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means), instead=instead
+        ),
+        ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
+    )
 
 
 def joint_factor(packed: Floats, sizes: Sequence[int]) -> tuple[Floats, list[tuple[int, int]]]:
@@ -1242,13 +1242,7 @@ def sum_groups(
             influences = np.array([(changes**2).sum(axis=0), (changes**4).sum(axis=0)])
     else:
         point = placed(data, state, beta, factor, basis, dispersion)
-        at, rows = point.own(), site.by_group()
-        means, block = score_at(site, at).means, GroupedMeans(site, slice(None))
-        state.report(
-            NO_MEANS,
-            WorkingWeights(lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)),
-            ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
-        )
+        state.report(*means_at(site, point.own(), score_at(site, point.own()).means))
         score, information = scores_by_group(point)
         excess = dispersion_test(point, inverse)
     found = {"tests": group_tests(score, information, inverse), "dispersion": excess}
