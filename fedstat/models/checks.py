@@ -80,6 +80,8 @@ ROWS_OF_STATSMODELS = {
     "eval_env": "a formula has the columns of the sites only; compute other columns in the sites' tables",
 }
 """Arguments of statsmodels' from_formula, and what to do instead."""
+MAKING = ("from_formula", "__init__")
+"""Calls that make a model."""
 OTHER_WEIGHTS = ("weights", "weight", "sample_weight", *WEIGHTS)
 
 
@@ -98,7 +100,7 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
             raise ModelError(f"{name}: {ROWS_OF_STATSMODELS[name]}")
         if name in OTHER_WEIGHTS:
             raise ModelError(f"{name}: {_weights_of(model)}")
-        where = model.__name__ if call == "from_formula" else f"{model.__name__}.{call}"
+        where = model.__name__ if call in MAKING else f"{model.__name__}.{call}"
         raise ModelError(
             f"{where} has no argument {name!r}{_remedy(model, name, known)}. Its arguments are "
             f"{', '.join(known)}"
@@ -148,6 +150,29 @@ def checks_arguments(call: Method) -> Method:
             check_arguments(of, given, call.__name__)
             check_positions(of, len(args) + 1 - code.co_argcount, call.__name__)
             return call(model, *args, **given)
+        except FedstatError as error:
+            raise without_internal_frames(error) from error.__cause__
+
+    return cast(Method, checked)
+
+
+def checks_names(function: Method) -> Method:
+    """Let a public function answer an argument that it does not have with a ModelError that names its own.
+
+    Tracebacks end here, as those of :func:`checks_arguments`.
+    """
+    known = list(signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        try:
+            if unknown := [name for name in given if name not in known]:
+                close = get_close_matches(unknown[0], known, 1, cutoff=0.75)
+                raise ModelError(
+                    f"{function.__name__} has no argument {unknown[0]!r}"
+                    f"{f'; use {close[0]!r}' if close else ''}. Its arguments are {', '.join(known)}"
+                )
+            return function(*args, **given)
         except FedstatError as error:
             raise without_internal_frames(error) from error.__cause__
 

@@ -552,7 +552,7 @@ FUNCTION = {
 }
 CELLS = {
     **no("a constant has a mean, a deviation of zero and quantiles", "constant columns"),
-    **no("each variable has its own rows; the table has the number of missing cells", "few rows", "missing"),
+    **no("each variable has its own rows; the table has the number of missing cells", "missing"),
 }
 ESTIMATES = {
     **no(

@@ -102,6 +102,7 @@ class CopulaSynthesizer(PrivateRelease):
     _instead = DRY_RUN_STEPS
     _family_name = FAMILY
 
+    @checks_arguments
     def __init__(
         self,
         partition: ClientPartition,

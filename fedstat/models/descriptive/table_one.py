@@ -25,6 +25,8 @@ SUPPRESSED = "hidden"
 MOST_DECIMALS = 4
 NOTES = Catalogue(
     warning={
+        "without_values": "At some sites no row has the variable{group}, and its figures are those of the "
+        "other sites: {listed}. Check the column there.",
         "hidden": "Hidden counts are of few rows at a site, or would reveal such a count by subtraction.",
         "grouped": '"all" is of the rows with {by} for {variables}{counted}: a site refuses sums over rows '
         "that "
@@ -63,7 +65,7 @@ class TableVariable:
 
     `rows` are those that have the variable, and `missing` counts those that lack it. `quarters` (G + 1, 3)
     are the quartiles of all rows and of each group, from counts on `intervals` (G, J). Hidden counts are NaN.
-    `total` has the same over all rows, where some have no group.
+    `total` has the same over all rows, where some have no group. No row of the sites `without` has it.
     """
 
     name: str
@@ -76,6 +78,7 @@ class TableVariable:
     levels: tuple[str, ...] = ()
     counts: Floats | None = None
     total: TableVariable | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def overall(self) -> tuple[float, float]:
@@ -282,6 +285,12 @@ class TableOne(Report):
         yield Sheet(headers, tuple(rows), "l" + "r" * count, widths, title, wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:
+        lacking = [
+            f"{one.name} at {', '.join(map(repr, one.without))}" for one in self.variables if one.without
+        ]
+        if lacking:
+            group = f" and {self.by}" if self._labels else ""
+            yield NOTES.note("without_values", group=group, listed="; ".join(lacking))
         if any(one.counts is not None and np.isnan(one.counts).any() for one in self.variables):
             yield NOTES.note("hidden")
         if any(one.quarters is not None for one in self.variables):

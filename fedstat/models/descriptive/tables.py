@@ -19,7 +19,7 @@ from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked
+from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked, checks_names
 from fedstat.models.descriptive.columns import ColumnPair, PairTable
 from fedstat.models.descriptive.frames import TableFrame, table_frame
 from fedstat.models.descriptive.protocol import (
@@ -190,6 +190,7 @@ def _number_model(partition: ClientPartition, column: str, by: str | None) -> Ta
     return model
 
 
+@checks_names
 def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool | None = None) -> TableFrame:
     """Count the rows by two categories.
 
@@ -329,6 +330,7 @@ def _numbers(values: object) -> Floats:
         return np.array([np.nan])
 
 
+@checks_names
 def histogram(
     partition: ClientPartition,
     column: str,
@@ -402,6 +404,7 @@ def histogram(
     return table_frame(frame[inside], "histogram", ledger=ledger, missing=model.missing)
 
 
+@checks_names
 def quantiles(
     partition: ClientPartition,
     column: str,
@@ -497,6 +500,7 @@ class CorrelationModel(HorizontalModel):
         """Leave missing values to the result, which counts them."""
 
 
+@checks_names
 def corr(
     partition: ClientPartition,
     formula: str | Sequence[str],
@@ -637,6 +641,7 @@ def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> 
     return table_frame(frame, "correlations", ledgers=ledgers, nobs=counts)
 
 
+@checks_names
 def table_one(
     partition: ClientPartition,
     formula: str | Sequence[str],
@@ -815,7 +820,10 @@ class _RowsDescribed:
             table, ledger = model.fit(moments=False, masked=self.masked)
             variable = TableVariable(self.name, missing, table.rows)
         ledgers.append(ledger)
-        return variable
+        if self.partition.layout == "vertical":
+            return variable
+        without = tuple(site for site in self.partition.sites if site not in model.partition.sites)
+        return replace(variable, without=without)
 
 
 class _ColumnsDescribed:

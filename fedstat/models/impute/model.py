@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.errors import ModelError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Note
-from fedstat.models.checks import check_integer
+from fedstat.models.checks import check_integer, checks_names
 from fedstat.models.impute.draws import PatternSums, impute_sums
 from fedstat.models.impute.results import Imputations
 from fedstat.models.vertical.moments import PatternMoments
@@ -22,6 +22,7 @@ REMEDY = Remedy(
 )
 
 
+@checks_names
 def impute(
     partition: ClientPartition,
     formula: str,
