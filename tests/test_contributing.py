@@ -15,12 +15,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
 CHANGE = re.compile(
-    r"In `([\w/.]+)`, (above|into) `(\w+)`(?: before `(\w+)`)?:\n\n```python\n(.*?)```", re.DOTALL
+    r"In `([\w/.]+)`, (above|into|at the end of) (?:`(\w+)` of )?`(\w+)`(?: before `(\w+)`)?:\n\n"
+    r"```python\n(.*?)```",
+    re.DOTALL,
 )
 
 
 def recipe(title):
-    """Changes of a recipe: file, above or into, name, an entry after the new one, and code."""
+    """Changes of a recipe: file, above or into, group of a catalogue, name, entry after the new one, code."""
     text = PAGE.read_text(encoding="utf-8")
     (section,) = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith(title)]
     return CHANGE.findall(section)
@@ -37,9 +39,14 @@ def assignment(source, name):
     raise AssertionError(f"no assignment to {name}")
 
 
-def changed(source, how, name, entry, code):
-    """Put code above an assignment, or into the collection that it assigns: before an entry, or last."""
-    lines, node = source.splitlines(keepends=True), assignment(source, name)
+def changed(source, how, group, name, entry, code):
+    """Put code above an assignment, into the collection that it assigns, or at the end of a function."""
+    lines = source.splitlines(keepends=True)
+    if how == "at the end of":
+        (node,) = [one for one in ast.parse(source).body if getattr(one, "name", "") == name]
+        block = textwrap.indent(code, " " * node.body[0].col_offset)
+        return "".join([*lines[: node.end_lineno], block, *lines[node.end_lineno :]])
+    node = assignment(source, name)
     if how == "above":
         place = node.lineno - 1
         block = textwrap.indent(code, " " * node.col_offset)
@@ -50,10 +57,14 @@ def changed(source, how, name, entry, code):
             place -= 1
         block = textwrap.indent(f"{code.rstrip()},\n", " " * 4)
         return "".join([*lines[:place], block, *lines[place:]])
-    value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
+    value = node.value
+    if group:
+        (value,) = [one.value for one in node.value.keywords if one.arg == group]
+    elif isinstance(value, ast.Call):
+        value = value.args[0]
     at = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
     before = source[:at].rstrip()
-    comma = "" if before.endswith((",", "{", "(")) else ", "
+    comma = "" if before.endswith((",", "{", "(", "[")) else ", "
     return f"{before}{comma}{code.strip().rstrip(',')}{source[at:]}"
 
 
@@ -68,15 +79,17 @@ def copy_folder(name, place):
 def copy(tmp_path_factory):
     """A copy of the package, in which all recipes were carried out."""
     place = tmp_path_factory.mktemp("copy")
-    copy_folder("fedstat", place)
+    for folder in ("fedstat", "tests/contracts"):
+        copy_folder(folder, place)
+    shutil.copy(ROOT / "tests" / "seeded_secrets.py", place / "tests")
     titles = re.findall(r"^## (Add a (?!family).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(titles) == 4
+    assert len(titles) == 5
     for title in titles:
         changes = recipe(title)
         assert changes, title
-        for file, how, name, entry, code in changes:
+        for file, *change in changes:
             path = place / file
-            text = changed(path.read_text(encoding="utf-8"), how, name, entry, code)
+            text = changed(path.read_text(encoding="utf-8"), *change)
             path.write_text(text, encoding="utf-8")
     return place
 
@@ -170,6 +183,22 @@ def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy)
             raise AssertionError
         order = [check.__name__ for check in AFTER]
         assert order.index("check_array_count") == order.index("charge_noise") - 1
+        """,
+    )
+
+
+def test_a_new_note_is_printed_and_its_remedy_executed(copy):
+    run(
+        copy,
+        """
+        import sys
+        sys.path.insert(0, "tests")
+        from contracts.remedies import SITUATIONS, executed
+        from fedstat.models.glm.notes import NOTES
+        found = executed(len(SITUATIONS) - 1)
+        assert found.call == "fit(method='firth')" and found.forms[0] == (NOTES, "few_rows")
+        assert NOTES["few_rows"].severity == "warning"
+        assert "few_rows" not in set(found.after.diagnostics()["kind"])
         """,
     )
 
