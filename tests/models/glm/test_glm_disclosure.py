@@ -130,7 +130,7 @@ def test_formulas_that_single_out_rows_are_refused(case, streamed, tmp_path):
     partition = stream(FRAME, tmp_path) if streamed else partition_of()
     message = refusal(partition, formula, **roles)
     assert re.search(expected, message), message
-    if not streamed:
+    if case in ("response", "weight", "few events", "identifier"):
         assert fit(partition, "z ~ x + age").converged
 
 

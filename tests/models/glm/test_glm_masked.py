@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -53,6 +54,12 @@ def model_of(case="logit", frame=FRAME, **known):
     )
 
 
+@functools.cache
+def both(case):
+    """A fit with masked sums, and the same unmasked."""
+    return fit(case), fit(case, masked=False)
+
+
 def fit(case="logit", frame=FRAME, policies=None, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,7 +75,7 @@ def policies_of(**policy):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fit_is_that_unmasked(case):
-    masked, clear = fit(case), fit(case, masked=False)
+    masked, clear = both(case)
     assert masked._fit.masked and not clear._fit.masked
     np.testing.assert_allclose(masked.params, clear.params, rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(masked.cov_params(), clear.cov_params(), rtol=1e-10, atol=1e-15)
@@ -79,7 +86,7 @@ def test_the_fit_is_that_unmasked(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_score_test_of_equal_coefficients_is_that_unmasked(case):
-    masked, clear = fit(case).heterogeneity, fit(case, masked=False).heterogeneity
+    masked, clear = (result.heterogeneity for result in both(case))
     np.testing.assert_allclose(masked.joint, clear.joint, rtol=1e-8)
     pd.testing.assert_frame_equal(masked.to_frame(), clear.to_frame(), rtol=1e-9)
     assert masked.flagged == clear.flagged

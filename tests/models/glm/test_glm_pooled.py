@@ -175,8 +175,10 @@ def weight_of_rows(case):
     return FRAME["w"].sum() if "freq" in CASES[case][3] else len(FRAME)
 
 
-@pytest.mark.parametrize("groups", ["site", "ward", "region"])
-@pytest.mark.parametrize("case", ROBUST)
+@pytest.mark.parametrize(
+    ("case", "groups"),
+    [*zip(ROBUST, ["region", "ward", "site"] * 3, strict=False), ("site effects", "ward"), ("logit", "ward")],
+)
 def test_clusters_by_site_within_sites_and_across_sites(case, groups):
     """Wards lie within sites, regions across: their scores are added over sites first."""
     codes = pd.factorize(FRAME[groups])[0]
