@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -89,6 +90,12 @@ def model_of(name, table=TABLE, policy=OPEN, **more):
     return made.from_formula(formula, partition, **settings, **more)
 
 
+@functools.cache
+def plain(name, corrected=True):
+    """A fit that several tests read."""
+    return model_of(name).fit(**(MODELS[name][3] if corrected else UNCORRECTED[name]))
+
+
 def fitted(name, table=TABLE, policy=OPEN, **more):
     return model_of(name, table, policy).fit(**MODELS[name][3] | more)
 
@@ -112,8 +119,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "masked"), [*((case, True) for case in CASES), ("counts", False), ("weights", False)]
+)
 def test_glm_is_cr2_of_the_pooled_rows(case, masked):
     formula, family, roles = CASES[case]
     partition = fs.ClientPartition.from_frame(TABLE, by="site", policy=OPEN)
@@ -244,13 +252,13 @@ def test_the_effective_number_decides_on_the_alarm(correction, few):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_remedy_that_an_alarm_names_runs(name):
     """An uncorrected covariance of fourteen clusters is announced at the top, and the remedy corrects."""
-    fit = model_of(name).fit(**UNCORRECTED[name])
+    fit = plain(name, corrected=False)
     note = fit.diagnostics().set_index("kind").loc["few_clusters"]
     assert note["severity"] == "critical" and str(fit.summary()).startswith("*** ")
     remedy = re.search(r"use (cov_\w+=.*)\.$", note["note"]).group(1)
     given = UNCORRECTED[name] | eval(f"dict({remedy})")
     corrected = model_of(name).fit(**given)
-    assert_allclose(corrected.bse, fitted(name).bse)
+    assert_allclose(corrected.bse, plain(name).bse)
     assert (corrected.bse / fit.bse).max() > 1.02 and fit.estimate.df is None
     assert "few_clusters" not in corrected.diagnostics()["kind"].tolist()
     assert "CR2" in str(corrected.summary()) or "Kauermann" in str(corrected.summary())
@@ -330,10 +338,9 @@ def test_the_simulation_has_the_intervals_of_fits(name, runs=60):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_saved_and_explained(name, tmp_path):
-    for arguments in (MODELS[name][3], UNCORRECTED[name]):
-        model = model_of(name)
-        expected = model.explain(**arguments).tidy()
-        fit = model.fit(**arguments)
+    for corrected in (True, False):
+        fit = plain(name, corrected)
+        expected = model_of(name).explain(**(MODELS[name][3] if corrected else UNCORRECTED[name])).tidy()
         fit.save(tmp_path / "fit.fed")
         again = fs.load(tmp_path / "fit.fed")
         assert again.summary().as_text() == fit.summary().as_text()
@@ -347,7 +354,7 @@ def test_results_are_saved_and_explained(name, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_one_number_leaves_for_each_coefficient(name):
     """Shares of clusters leave as p sums of squares, not as matrices that clusters could be solved from."""
-    fit = fitted(name)
+    fit = plain(name)
     released = fit.ledger.releases()
     shapes = released[released["array"] == "concentration"]
     assert len(shapes) and shapes["masked"].all()

@@ -54,19 +54,28 @@ def test_terms_of_generalized_models_are_those_of_lme4(kind, case):
     assert_same(fit, expected, coef=1e-3, se=2e-2, variances=2e-3)
 
 
-@pytest.mark.parametrize("effects", ["1 + x + x:f", "f : x + x + 1", "x + f:x"])
-def test_the_order_of_factors_and_terms_does_not_matter(effects):
-    expected = fitted("y ~ f * x + (1 + x + f:x | g)")
-    fit = fitted(f"y ~ x * f + ({effects} | g)")
+@pytest.fixture(scope="module")
+def ordered():
+    return fitted("y ~ f * x + (1 + x + f:x | g)")
+
+
+@pytest.mark.parametrize("effects", ["f : x + x + 1", "x + f:x"])
+def test_the_order_of_factors_and_terms_does_not_matter(effects, ordered):
+    expected, fit = ordered, fitted(f"y ~ x * f + ({effects} | g)")
     assert_allclose(fit.llf, expected.llf, rtol=1e-10)
     assert_allclose(np.sort(fit.variances["std_dev"]), np.sort(expected.variances["std_dev"]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("add", [1e4, 1e8])
 @pytest.mark.parametrize(
-    "formula", ["y ~ x + (1 + x | g)", "y ~ 0 + f + (1 | g)", "y ~ x + (1 | ward/place)"]
+    ("formula", "add", "reml"),
+    [
+        ("y ~ x + (1 + x | g)", 1e8, True),
+        ("y ~ x + (1 + x | g)", 1e4, False),
+        ("y ~ 0 + f + (1 | g)", 1e8, False),
+        ("y ~ 0 + f + (1 | g)", 1e4, True),
+        ("y ~ x + (1 | ward/place)", 1e8, True),
+    ],
 )
-@pytest.mark.parametrize("reml", [True, False])
 def test_a_constant_in_the_response_moves_the_intercept_alone(formula, add, reml):
     base, fit = fitted(formula, reml=reml), fitted(formula, TABLE.assign(y=TABLE["y"] + add), reml=reml)
     assert fit.converged and not fit.singular
@@ -96,11 +105,7 @@ UNITS = [
 ]
 
 
-CASES = (
-    [("normal", k) for k in range(7)]
-    + [("poisson", k) for k in (1, 2, 3)]
-    + [("binomial", 0), ("binomial", 6)]
-)
+CASES = [("normal", k) for k in range(7)] + [("poisson", 2), ("poisson", 3), ("binomial", 0), ("binomial", 6)]
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)

@@ -50,8 +50,7 @@ def refit_deviances(response, result, penalty, code, folds):
     return np.array(out)
 
 
-@pytest.mark.parametrize("penalty", ["lasso", "scad"])
-@pytest.mark.parametrize("response", FAMILIES)
+@pytest.mark.parametrize(("response", "penalty"), [("binary", "scad"), ("count", "lasso")])
 def test_the_choice_is_about_that_of_refits_to_the_rows(response, penalty):
     model = make_model(TABLES[response], family=FAMILIES[response], penalty=penalty)
     result = model.fit(select="cv", folds=5, n_lambdas=20, ratio=1e-2, seed=3)
@@ -80,7 +79,7 @@ def test_the_models_are_value_gradient_and_hessian_of_every_fold(monkeypatch):
     monkeypatch.setattr(path_following, "model_folds", watched)
     for response, family in FAMILIES.items():
         model = make_model(TABLES[response], family=family)
-        result = model.fit(select="cv", folds=4, n_lambdas=10, seed=7)
+        result = model.fit(select="cv", folds=4, n_lambdas=6, seed=7)
         code = np.random.default_rng(7).permutation(np.arange(N) % 4)
         Z, y = rows_of(response, result.params.index[1:])
         found = models[-1]
