@@ -524,8 +524,9 @@ def test_intervals_are_two_analyses_and_another_level_is_one():
         pd.testing.assert_frame_equal(found, plain.predict_set(other, new, alpha))
 
 
-@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
-@pytest.mark.parametrize("response", ["y", "y > 0"])
+@pytest.mark.parametrize(
+    ("kind", "response"), [(fs.VFEMRegression, "y"), (fs.VFEMRegression, "y > 0"), (fs.VerticalGLM, "y > 0")]
+)
 def test_an_evaluation_over_columns_waits_once(kind, response):
     """Predictions, and what is counted of them, are one plan; every owner sees both."""
     options = {"missing": "em" if response == "y" else "drop"} if kind is fs.VerticalGLM else {}

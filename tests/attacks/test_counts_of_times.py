@@ -61,8 +61,16 @@ def smallest_difference(fits, groups, outcome="died", table=PEOPLE):
     return counts[counts > 0].min()
 
 
-@pytest.mark.parametrize("policy", [None, "strict", fs.Policy(remember="all")])
-@pytest.mark.parametrize(("formula", "outcome"), [(FORMULA, "died"), (CAUSES, "cause")])
+@pytest.mark.parametrize(
+    ("policy", "formula", "outcome"),
+    [
+        (None, FORMULA, "died"),
+        ("strict", FORMULA, "died"),
+        ("strict", CAUSES, "cause"),
+        (fs.Policy(remember="all"), CAUSES, "cause"),
+    ],
+    ids=["usual", "strict", "strict, causes", "all, causes"],
+)
 def test_no_difference_of_two_grids_is_about_few_rows(policy, formula, outcome):
     partition = split(policy)
     fits = [curve(partition, formula)]

@@ -94,7 +94,7 @@ def in_span(equations):
 
 
 @pytest.mark.parametrize("policy", [None, "strict"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_small_cell_of_three_columns_follows_from_all_tables_of_two(seed, policy):
     table = people(seed)
     tables = everything(partition(table, policy))
@@ -144,7 +144,7 @@ def test_between_three_sites_tables_of_two_columns_can_reveal_a_count_of_three()
 
 
 @pytest.mark.parametrize("policy", [None, "strict"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_number_of_one_entity_follows_from_all_sums(seed, policy):
     table = people(seed)
     tables = everything(partition(table, policy))

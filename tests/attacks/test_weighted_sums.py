@@ -176,7 +176,7 @@ def solve(study, allies, start):
 @pytest.mark.parametrize("allies", ["A", "ABC"])
 def test_the_response_is_not_solved_for(allowed, unchecked, allies):
     """Other responses have the same sums; in a small group, only the true ones do."""
-    starts = [np.random.default_rng(seed) for seed in range(12)]
+    starts = [np.random.default_rng(seed) for seed in range(6)]
     truth = allowed.y[allowed.group]
     assert 2 * len(released(allowed, allies)) <= len(truth)
     for random in starts[:2]:

@@ -160,13 +160,11 @@ def regression(model):
     [
         (regression(fs.VFEMGLM), "y", sm.families.Binomial(), {}, True),
         (regression(fs.VFEMGLM), "count", sm.families.Poisson(), {}, True),
-        (regression(fs.VFEMGLM), "y", sm.families.Binomial(), {"between": "independent"}, False),
         (regression(fs.VFEMGLM), "count", sm.families.Poisson(), {"between": "independent"}, False),
-        (regression(fs.VerticalGLM), "y", sm.families.Binomial(), {}, False),
         (regression(fs.VerticalGLM), "count", sm.families.Poisson(), {}, False),
         (network, "y", sm.families.Binomial(), {}, False),
     ],
-    ids=["binary", "count", "binary-independent", "count-independent", "selection", "counts", "networks"],
+    ids=["binary", "count", "count-independent", "selection", "networks"],
 )
 def test_columns_that_cost_entities_are_named_with_counts_at_the_top(
     fitted, response, family, options, conditions

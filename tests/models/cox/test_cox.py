@@ -98,15 +98,6 @@ def test_one_site_is_many_strata():
     assert_allclose(same.concordance, split.concordance, rtol=1e-12)
 
 
-def test_forty_sites_in_any_order():
-    table = PATIENTS.assign(hospital=[f"H{k % 40:02d}" for k in range(len(PATIENTS))])
-    formula = "Surv(quarters, died) ~ age"
-    first = fs.FederatedCox.from_formula(formula, rows(table)).fit(local=False)
-    again = fs.FederatedCox.from_formula(formula, rows(table.iloc[::-1])).fit(local=False, masked=False)
-    assert first.converged
-    assert_allclose(first.params, again.params, rtol=1e-8)
-
-
 def test_score_and_information_are_derivatives():
     table = PATIENTS.head(200)
     X = np.column_stack([(table["age"] - 60) / 10, table["arm"] == "surgery"]).astype(float)

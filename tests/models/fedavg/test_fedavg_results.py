@@ -54,7 +54,7 @@ def test_tests_and_intervals_do_not_exist(result):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_summary_is_loud_about_it(name):
-    text = str(fit(KINDS[name], rounds=200, learning_rate=0.5, **WHOLE).summary())
+    text = str(fit(KINDS[name], rounds=100, learning_rate=1.0, **WHOLE).summary())
     assert text.startswith("*** POINT ESTIMATES ONLY ***")
     assert f"{name} results" in text
     assert "federated averaging gives an estimate without a standard error" in " ".join(text.split())
@@ -166,7 +166,7 @@ def test_trace_is_drawn(result):
 
 def test_fairness_brings_the_losses_of_the_sites_together():
     frame = table(2_000)
-    fit_at = {"frame": frame, "rounds": 120, "learning_rate": 0.3, **WHOLE}
+    fit_at = {"frame": frame, "rounds": 60, "learning_rate": 0.3, **WHOLE}
     fits = [fit(fs.QFedAvg, q=q, lipschitz=3.0, masked=False, **fit_at) for q in (0.0, 2.0, 8.0)]
     spread = [one.site_loss.std() for one in fits]
     assert spread[0] > spread[1] > spread[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from dataclasses import replace
@@ -50,6 +51,12 @@ def fitted(name, table, policy=OPEN, **more):
     )
 
 
+@functools.cache
+def crossing(name):
+    """A fit to people of whom twelve have rows at two sites."""
+    return fitted(name, people())
+
+
 def note_of(fit):
     found = fit.diagnostics().set_index("kind")
     (kind,) = [kind for kind in ("shared_labels", "local_groups") if kind in found.index]
@@ -58,7 +65,7 @@ def note_of(fit):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_at_two_sites_are_counted_at_the_top(name, tmp_path):
-    fit = fitted(name, people())
+    fit = crossing(name)
     kind, text, severity = note_of(fit)
     assert (kind, severity) == ("shared_labels", "critical")
     assert abs(int(re.search(r"about (\d+) labels of 'cluster'", text).group(1)) - 12) <= 2
@@ -98,7 +105,7 @@ def run_remedy(text, formula, table, **settings):
 def test_the_remedy_runs_and_has_the_errors_of_the_pooled_rows(name):
     table, settings, y = people(), MODELS[name][2], "b" if "binary" in name else "y"
     family = settings.get("family", sm.families.Gaussian())
-    text, given = note_of(fitted(name, table))[1], {"family": family} if "binary" in name else {}
+    text, given = note_of(crossing(name))[1], {"family": family} if "binary" in name else {}
     found = run_remedy(text, f"{y} ~ x + z", table, **given)
     cov, effective = oracle.glm(f"{y} ~ x + z", table, family, "cluster")
     assert_allclose(found.bse, np.sqrt(np.diag(cov)), rtol=1e-6)

@@ -90,14 +90,13 @@ def test_units_of_the_response_do_not_matter(study, reference):
     assert result.rsquared == pytest.approx(reference.rsquared, rel=1e-9)
 
 
-@pytest.mark.parametrize("cov_type", ["observed", "robust"])
-def test_a_second_fit_is_the_first_to_the_bit(study, cov_type):
+def test_a_second_fit_is_the_first_to_the_bit(study):
     model = study.model()
-    first = model.fit(**packed(cov_type=cov_type, **SMALL))
-    assert same_bits(first, model.fit(**packed(cov_type=cov_type, **SMALL)))
+    first = model.fit(**packed(cov_type="robust", **SMALL))
+    assert same_bits(first, model.fit(**packed(cov_type="robust", **SMALL)))
     model.fit(**packed(method="cc", init="impute", memory=3, **SMALL))
-    assert same_bits(first, model.fit(**packed(cov_type=cov_type, **SMALL)))
-    assert same_bits(first, study.model().fit(**packed(cov_type=cov_type, **SMALL)))
+    assert same_bits(first, model.fit(**packed(cov_type="robust", **SMALL)))
+    assert same_bits(first, study.model().fit(**packed(cov_type="robust", **SMALL)))
 
 
 def test_two_models_on_one_partition_do_not_disturb_each_other(study):
@@ -151,12 +150,11 @@ class BackwardsEngine:
         return by_hand(self.sites, protocol, -1)[0]
 
 
-@pytest.mark.parametrize("cov_type", ["observed", "sem"])
-def test_engines_agree_to_the_bit(study, cov_type):
+def test_engines_agree_to_the_bit(study):
     model = study.model()
-    local = model.fit(**packed(cov_type=cov_type, **SMALL))
+    local = model.fit(**packed(cov_type="sem", **SMALL))
     model.engine = BackwardsEngine(model.partition.sites)
-    assert same_bits(local, model.fit(**packed(cov_type=cov_type, **SMALL)))
+    assert same_bits(local, model.fit(**packed(cov_type="sem", **SMALL)))
 
 
 def test_the_protocol_needs_no_engine(study):

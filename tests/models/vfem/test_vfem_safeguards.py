@@ -101,14 +101,13 @@ def test_blocks_that_explain_nearly_everything_converge(noise, seed):
     assert pooled.relative_score(theta, -pooled.hessian(theta)) < 1e-4
 
 
-@pytest.mark.parametrize("memory", [2, 20, 40])
-def test_any_memory_converges(memory):
+def test_any_memory_converges():
     model = simulate(seed=1, n=400, holder="Registry").model()
-    result = model.fit(**packed(memory=memory, cov_type="none", **ITERATIVE))
-    assert result.converged
-    np.testing.assert_allclose(
-        result.params, model.fit(**packed(cov_type="none", **ITERATIVE)).params, rtol=1e-5
-    )
+    usual = model.fit(**packed(cov_type="none", **ITERATIVE)).params
+    for memory in (2, 20, 40):
+        result = model.fit(**packed(memory=memory, cov_type="none", **ITERATIVE))
+        assert result.converged, memory
+        np.testing.assert_allclose(result.params, usual, rtol=1e-5)
 
 
 def test_a_site_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch):

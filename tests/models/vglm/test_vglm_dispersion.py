@@ -203,7 +203,7 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
         assert set(arrays) == {"loss", "sums"} and not arrays["sums"].any()
 
 
-@pytest.mark.parametrize("kind", ["gamma", "inverse normal, log", "negative binomial, log"])
+@pytest.mark.parametrize("kind", ["gamma", "negative binomial, log"])
 def test_cross_validation_is_about_that_of_refits(kind):
     table = draw(kind, 800)
     result = model_of(kind, table, penalty="lasso").fit(
@@ -227,7 +227,7 @@ def test_cross_validation_is_about_that_of_refits(kind):
     assert exact[chosen] - exact.min() <= 0.1 * se
 
 
-@pytest.mark.parametrize("kind", ["gamma", "gamma, log", "negative binomial, log"])
+@pytest.mark.parametrize("kind", ["gamma", "negative binomial, log"])
 def test_debiased_estimates_of_few_columns_are_about_maximum_likelihood(kind):
     table = draw(kind, 800)
     result = model_of(kind, table).fit(inference="debiased")
@@ -271,8 +271,12 @@ def test_what_is_not_of_the_family_is_refused():
         model_of("gamma", missing="em")
 
 
-@pytest.mark.parametrize("kind", ["gamma", "inverse normal", "negative binomial"])
-@pytest.mark.parametrize("arguments", [{}, {"select": "cv", "folds": 4, "seed": 1}])
+FOLDS = {"select": "cv", "folds": 4, "seed": 1, "n_lambdas": 12}
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [("gamma", FOLDS), ("inverse normal", {}), ("negative binomial", FOLDS)], ids=str
+)
 def test_rounds_are_within_the_range_that_was_announced(kind, arguments):
     model = model_of(kind, draw(kind, 800))
     low, _, most = np.sum([counts for _, counts in model.explain(**arguments).rounds], axis=0)

@@ -58,6 +58,7 @@ def test_one_step_finds_small_effects_that_the_lasso_leaves_out():
     assert max(one["fdr"], ridge["fdr"]) < 0.06
 
 
+@pytest.mark.slow
 def test_ten_entities_for_a_column_are_no_quadratic_function():
     """Far from the estimate without a penalty the model is wrong, by what is known at the null model."""
     data = fs.datasets.make_selection(1_000, "binomial", standardize=True, seed=[1_000, 3])
