@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
 from database_servers import postgresql_server
 from operating import make_federation, printed
 from test_owner_commands import patients
@@ -176,15 +178,53 @@ def has_reticulate():
     return shutil.which("Rscript") and not subprocess.run(["Rscript", "-e", test], check=False).returncode
 
 
-def test_the_page_on_r(tmp_path):
+def run_in_r(script, path):
+    """Output of a block of R, which calls the package of this test."""
     if not has_reticulate():
         pytest.skip("needs R with reticulate")
-    path = tmp_path / "page.R"
-    path.write_text(block("from-r.md", "r", "reticulate"))
+    path.write_text(script)
     environment = os.environ | {"FEDSTAT_PYTHON": sys.executable, "RETICULATE_PYTHON": sys.executable}
     found = subprocess.run(["Rscript", path], capture_output=True, text=True, env=environment, check=False)
     assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_the_study_in_r_has_the_numbers_of_python_and_of_the_pooled_table(tmp_path):
+    script = block("from-r.md", "r", "# 1. A first table")
+    assert len([line for line in script.splitlines() if line.strip()]) <= 35
+    printed = run_in_r(script, tmp_path / "study.R")
+    hospitals = fs.datasets.make_hospitals()
+    partition = fs.ClientPartition.from_frame(hospitals, by="hospital")
+    fit = fs.GLORE.from_formula("num > 0 ~ age + C(sex) + C(cp)", partition).fit(masked=True)
+    table = fs.table_one(partition, ["age", "cp"], by="sex")
+    for line in str(table.summary()).splitlines():
+        assert line in printed
+    pooled = smf.glm(
+        "ill ~ age + C(sex) + C(cp)",
+        hospitals.assign(ill=(hospitals.num > 0).astype(float)),
+        family=sm.families.Binomial(),
+    ).fit()
+    rows = {}
+    for line in printed[printed.index("conf_high") :].splitlines():
+        rows.setdefault(line.split()[1] if len(line.split()) > 2 else "", []).append(line.split()[2:])
+    ratios = np.exp(np.column_stack([pooled.params, pooled.conf_int()]))
+    margins = fit.get_margeff().tidy().set_index("term")
+    differ = fit.heterogeneity.tidy().set_index("term")
+    for term, ratio in zip(pooled.params.index, ratios, strict=True):
+        found = [np.array(cells, dtype=float) for cells in rows[term]]
+        np.testing.assert_allclose(found[0], ratio, rtol=2e-5)
+        if term != "Intercept":
+            np.testing.assert_allclose(found[1], margins.loc[term, ["estimate", "std_error"]], rtol=2e-5)
+        columns = ["sites", "Q", "p_value", "I2"]
+        np.testing.assert_allclose(found[-1], differ.loc[term, columns].astype(float), rtol=2e-5, atol=1e-6)
+    patient = pd.DataFrame({"age": [60.0], "sex": [1], "cp": [4]})
+    expected = float(pooled.predict(patient)[0])
+    assert float(printed.split("probability")[1]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_page_on_r(tmp_path):
+    printed = run_in_r(block("from-r.md", "r", "print(fit$tidy())"), tmp_path / "page.R")
     hospitals = fs.datasets.make_hospitals()
     partition = fs.ClientPartition.from_frame(hospitals, by="hospital")
     fit = fs.GLORE.from_formula("num > 0 ~ age + C(sex)", partition).fit(masked=True)
-    assert f"{fit.params['age']:.4f}" in found.stdout
+    assert f"{fit.params['age']:.4f}" in printed
