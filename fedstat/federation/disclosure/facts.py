@@ -485,6 +485,8 @@ class RowBlock(Protocol):
 
     def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
         """Columns and vectors, side by side, times a matrix (p + k, q)."""
+        X = self.columns
+        return np.asarray(X @ wide[: X.shape[1]] + self.vectors(points) @ wide[X.shape[1] :])
 
     def every(self, first: int, step: int) -> RowBlock:
         """Every so many rows from the first on."""

@@ -193,7 +193,7 @@ enter_steps(SiteCategories)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CategoryBlock:
+class CategoryBlock(facts.RowBlock):
     """A part of the rows; a point is the bytes of coefficients, and whether it is of sums for effects."""
 
     rows: CategoryRows
@@ -215,11 +215,6 @@ class CategoryBlock:
             else:
                 found.append(self.rows.vectors(B))
         return np.column_stack(found)
-
-    def times(self, points: tuple[tuple[bytes, bool], ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (p + k, q)."""
-        p = self.rows.X.shape[1]
-        return np.asarray(self.rows.X @ wide[:p] + self.vectors(points) @ wide[p:])
 
     def every(self, first: int, step: int) -> CategoryBlock:
         """Return every n-th row, from the first on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import solve_positive
 from fedstat.models.horizontal.session import add
-from fedstat.models.rows.newton import few_weigh
+from fedstat.models.rows.newton import LikelihoodSums, few_weigh
 from fedstat.typing import Bools, Floats, Ints, Matrix, Vector
 
 
@@ -91,21 +91,20 @@ class NewtonEvaluation:
     move: float
 
 
-@dataclass(slots=True, eq=False)
-class PooledSums:
-    """Sums over sites at one point, in standardized coordinates; the parts by site unless masked."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PooledSums(LikelihoodSums):
+    """Sums over sites at one point, in standardized coordinates; the log-likelihood is for dispersion one.
 
-    score: Vector
-    information: Matrix
+    It is less that of the saturated model, and the information is the expected one.
+    """
+
     observed: Matrix | None
     weight: float
-    deviance: float
     pearson: float
     null: Annotated[Floats, "3"] | None
-    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
 
     @classmethod
-    def of(cls, replies: Sequence[Reply], masked: bool) -> PooledSums | None:
+    def of(cls, replies: Sequence[Reply], masked: bool) -> Self | None:
         """Add up replies in order; None if sites give no sums: see ``sum_scores``."""
         # Under masks only the number of valid replies is known, so that one invalid reply cancels all.
         if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
@@ -117,17 +116,17 @@ class PooledSums:
             score=add(replies, "score"),
             information=add(replies, "information"),
             observed=add(replies, "observed") if "observed" in first else None,
+            loglik=-deviance / 2.0,
             weight=weight,
-            deviance=deviance,
             pearson=pearson,
             null=add(replies, "null") if "null" in first else None,
             by_site=None if masked else parts,
         )
 
     @property
-    def loglik(self) -> float:
-        """Log-likelihood for dispersion one, less that of the saturated model."""
-        return -self.deviance / 2.0
+    def deviance(self) -> float:
+        """Deviance."""
+        return -2.0 * self.loglik
 
     def step(self, places: Ints | slice = slice(None)) -> Floats:
         """Return Newton's step with the observed information, if that is positive definite."""
@@ -184,11 +183,7 @@ class GLMFit:
     @property
     def masked_parts(self) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked, in the units of the data."""
-        if self.apart is None or not self.masked:
-            return None
-        forward = np.linalg.inv(self.coordinates.back)
-        total = self.total
-        return MaskedSiteSums(forward.T @ total.score, forward.T @ total.information @ forward, self.apart)
+        return self.total.masked_parts(np.asarray(np.linalg.inv(self.coordinates.back)), self.apart)
 
     @property
     def params(self) -> Floats:

@@ -16,7 +16,7 @@ from fedstat.federation.design.formula.expression import parse_expression, quote
 from fedstat.federation.design.formula.syntax_tree import Arithmetic, Column
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import ScoreAndInformation, WorkingWeights
+from fedstat.federation.disclosure.facts import RowBlock, ScoreAndInformation, WorkingWeights
 from fedstat.federation.message import ArrayDeclaration, aggregate, control
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import LOGIT
@@ -83,7 +83,7 @@ def _of_two_outcomes(response: str) -> Remedy | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsAtPoints:
+class RowsAtPoints(RowBlock):
     """A part of the rows of a design.
 
     A point is a distribution and the bytes of coefficients, and which vectors over the rows are summed with:
@@ -115,8 +115,7 @@ class RowsAtPoints:
         """Columns and vectors at points, times a matrix (p + k, q)."""
         kinds = by_distribution(points)
         if len(kinds) > 1 or not self.intercept or kinds[0][0] is not mean_vectors:
-            X = self.columns
-            return np.asarray(X @ wide[: X.shape[1]] + self.vectors(points) @ wide[X.shape[1] :])
+            return RowBlock.times(self, points, wide)
         ((_, distribution, beta),) = kinds
         return times_means(self.rows, beta, distribution, wide)
 

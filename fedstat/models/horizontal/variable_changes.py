@@ -78,7 +78,7 @@ class VariableVectors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChangedRows:
+class ChangedRows(RowBlock):
     """Rows of a design as the model's own checks see them, with the vectors (m, k) of changes at `point`."""
 
     rows: RowBlock
@@ -94,10 +94,6 @@ class ChangedRows:
         """Return the vectors at points side by side, (m, k)."""
         found = (self.own if one == self.point else self.rows.vectors((one,)) for one in points)
         return np.column_stack(list(found))
-
-    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (p + k, q)."""
-        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
 
     def every(self, first: int, step: int) -> ChangedRows:
         """Return every n-th row, from the first on."""

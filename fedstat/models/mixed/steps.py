@@ -375,7 +375,7 @@ class MixedRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupWeights:
+class GroupWeights(RowBlock):
     """Weights of the groups' products in released sums, as one row for each product of two effects.
 
     Products of a single group are sums over all rows of the site.
@@ -404,10 +404,6 @@ class GroupWeights:
             padded = np.pad(P, ((0, 0), (0, wide - P.shape[1]), (0, 0), (0, 0)))
             out.append(padded.transpose(0, 2, 3, 1).reshape(-1, wide))
         return np.concatenate(out)[:, : 1 if point.startswith(VALUES) else None]
-
-    def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (1 + k, q)."""
-        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
 
     def every(self, first: int, step: int) -> GroupWeights:
         """Return every n-th row, from the first on."""
@@ -605,7 +601,7 @@ def sum_products(data: SiteData, state: State, covariance: Floats, center: Float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupedMeans:
+class GroupedMeans(RowBlock):
     """Rows with vectors at points: their means, or the slopes of these, averaged over the random effects."""
 
     site: MixedRows
@@ -631,10 +627,6 @@ class GroupedMeans:
             return row_vectors(distribution, at.shape, rows, score_at(self.site, at).means)
         deviation = np.linalg.norm(rows.Z @ at.L, axis=1)
         return averaged_means(distribution, rows.X @ at.beta + rows.offset, deviation)[1:4].T
-
-    def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (p + k, q)."""
-        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
 
     def every(self, first: int, step: int) -> GroupedMeans:
         """Return every n-th row, from the first on."""

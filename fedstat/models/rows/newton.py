@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,32 +30,6 @@ Parameters: TypeAlias = Annotated[Floats, "q"]
 Products: TypeAlias = Annotated[Floats, "q q"]
 OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
 """Parameters and covariance of a site's own fit, and its part of a test where dispersions differ."""
-
-
-class PointSums(Protocol):
-    """Sums over sites at a point, from which Newton's method takes a step."""
-
-    @classmethod
-    def of(cls, replies: Sequence[Reply], masked: bool) -> Self | None:
-        """Add up replies; None if some site asks for other parameters."""
-
-    @property
-    def loglik(self) -> float:
-        """Log-likelihood."""
-
-    @property
-    def score(self) -> Floats:
-        """Its derivative, (q,)."""
-
-    @property
-    def information(self) -> Floats:
-        """Information (q, q)."""
-
-    def step(self, places: Ints) -> Floats:
-        """Return Newton's step in some of the parameters."""
-
-
-SumsT = TypeVar("SumsT", bound=PointSums)
 
 
 class Evaluation(NamedTuple):
@@ -88,15 +62,18 @@ class LikelihoodSums:
             None if masked else parts,
         )
 
-    def step(self, places: Ints) -> Floats:
+    def step(self, places: Ints | slice = slice(None)) -> Floats:
         """Return Newton's step in some of the parameters."""
-        return newton_step(self.score[places], self.information[np.ix_(places, places)])
+        return newton_step(self.score[places], self.information[places][:, places])
 
     def masked_parts(self, forward: Floats, apart: Floats | None) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked; `forward` takes parameters to standardized columns."""
         if apart is None or self.by_site is not None:
             return None
         return MaskedSiteSums(forward.T @ self.score, forward.T @ self.information @ forward, apart)
+
+
+SumsT = TypeVar("SumsT", bound=LikelihoodSums)
 
 
 def few_weigh(replies: Sequence[Reply]) -> bool:

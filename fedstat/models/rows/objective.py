@@ -91,7 +91,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsWithWeights:
+class RowsWithWeights(facts.RowBlock):
     """A part of the rows, for the check of what sums at several points single out."""
 
     weights: Callable[[Any], Floats]
@@ -106,11 +106,6 @@ class RowsWithWeights:
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Weights of the rows at points, (m, k)."""
         return np.column_stack([self.weights(point) for point in points])[self.rows]
-
-    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
-        """Columns and vectors at points, times a matrix (p + k, q)."""
-        width = self.X.shape[1]
-        return np.asarray(self.columns @ wide[:width] + self.vectors(points) @ wide[width:])
 
     def every(self, first: int, step: int) -> RowsWithWeights:
         """Return every n-th row, from the first on."""
