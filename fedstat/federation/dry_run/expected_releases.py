@@ -175,10 +175,11 @@ class ExpectedReleases:
         # Bytes are scaled and not counted again: a masked number takes one word or six.
         size = last.bytes / max(prod(shape), 1)
         out = []
-        for i in range(1, more + 1):
-            at = tuple(n + d * min(i, max(grows, 0)) for n, d in zip(shape, step, strict=True))
+        for i in range(1, min(more, max(grows, 1)) + 1):
+            at = tuple(n + d * i for n, d in zip(shape, step, strict=True))
             out.append((at, round(size * prod(at)) if prod(shape) else last.bytes))
-        return out
+        # A limit of thousands of rounds: messages that no longer grow are equal.
+        return out + out[-1:] * (more - len(out))
 
     def refusals(self) -> dict[str, list[PolicyError]]:
         """List the refusals of policies, by site, including local ones at the coordinator's own site."""
