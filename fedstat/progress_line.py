@@ -16,6 +16,8 @@ P = ParamSpec("P")
 LONG = 5.0
 """Least duration in seconds of a computation that a notebook reports without a request."""
 REFRESH = 0.1
+LONG_COMPILATION = 3.0
+"""Seconds between two lines about it where lines accumulate."""
 WIDTH = 100
 
 
@@ -97,7 +99,7 @@ class ProgressLine:
     ) -> None:
         self.what, self.total, self.quiet = what, total, quiet
         self.at_most = False  # whether the total is only an upper bound
-        self.done, self.note = 0, ""
+        self.done, self.note, self.compiling = 0, "", False
         self.left: float | None = None
         self._stream = sys.stderr if stream is None else stream
         self._clock, self.begun = clock, clock()
@@ -113,6 +115,8 @@ class ProgressLine:
         """Count one step, or up to `done`, and write; `left` are seconds, if the count does not give them."""
         self.done = self.done + 1 if done is None else done
         self.note, self.left = note, left
+        for line in _progress_state.lines:
+            line.compiling = False
         root = _progress_state.lines[0] if self in _progress_state.lines else self
         if not self.quiet or not any(not line.quiet for line in _progress_state.lines):
             # Rounds alone are written once a second if lines accumulate, and more often on a terminal.
@@ -172,6 +176,7 @@ class ProgressLine:
         parts.append(duration(seconds))
         if left:
             parts.append(f"{about} {duration(left)} left")
+        parts += ["compiling (once)"] if any(line.compiling for line in lines) else []
         return "  ".join([*parts, *(line.note for line in counts if line.note)])
 
     @property
@@ -199,6 +204,14 @@ def open_line(what: str, total: int | None = None, *, at_most: bool = False) -> 
         yield line
     finally:
         line.close()
+
+
+def report_compiling() -> None:
+    """Write that the time is that of compiled loops, which later fits load from a cache."""
+    if _progress_state.lines:
+        _progress_state.lines[-1].compiling = True
+        root = _progress_state.lines[0]
+        root._write(REFRESH if root._rewrites else LONG_COMPILATION)
 
 
 def expect_rounds(most: int) -> None:

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
-from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
+from fedstat.kernels.glm.loops import canonical_weights
 from fedstat.kernels.glm.sums import Rows, row_means
 from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
 from fedstat.kernels.penalized.path import (
@@ -38,7 +37,7 @@ from fedstat.kernels.penalized.path import (
     lambda_max,
 )
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms
-from fedstat.kernels.row_products import column_sums, cross_products, gram, row_dots
+from fedstat.kernels.row_products import column_sums, gram, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
 MAX_STEPS = 200
@@ -68,22 +67,10 @@ def search_line(objective: Callable[[float], float], current: float, decrease: f
     return 0.0
 
 
-@njit(cache=True, nogil=True)
 def _canonical_rows(link: int, eta: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats, float]:
     """Return scores and curvatures by linear predictor, (n,) each, and half the deviance."""
-    n = len(eta)
-    s, w, half_deviance = np.empty(n), np.empty(n), 0.0
-    for i in range(n):
-        if link == LOGIT:
-            r, V, half, _ = _logit(eta[i], y[i])
-        elif link == LOG:
-            r, V, half, _ = _log(eta[i], y[i])
-        else:
-            r, V = y[i] - eta[i], 1.0
-            half = 0.5 * r * r
-        s[i], w[i] = weight[i] * r, weight[i] * V
-        half_deviance += weight[i] * half
-    return s, w, half_deviance
+    r, V, half, _ = canonical_weights(link, y, eta)
+    return weight * r, weight * V, float(weight @ half)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +111,7 @@ class Hessian:
         if new.any():
             H = np.empty((len(at), len(at)))
             H[np.ix_(~new, ~new)] = self.take(at[~new])
-            H[new] = cross_products(X, np.flatnonzero(new), self.w)
+            H[new] = (X[:, new].T * self.w) @ X
             H[:, new] = H[new].T
             self.known, self.H = at, H
         return True

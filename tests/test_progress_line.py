@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from numba import njit
 from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
@@ -13,7 +14,7 @@ from fedstat import progress_line
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Request
 from fedstat.federation.protocols.engine import LocalEngine
-from fedstat.progress_line import ProgressLine, counted, duration, shows_progress
+from fedstat.progress_line import ProgressLine, counted, duration, report_compiling, shows_progress
 
 
 class Terminal(io.StringIO):
@@ -170,6 +171,19 @@ def test_counts_inside_counts_share_a_line_with_the_rounds_and_the_outer_time():
     first, last = stream.getvalue().splitlines()
     assert first == "size 0 of 3, fold 1 of 2  round 1  8.0 s  about 8.0 s left"
     assert last == "size 1 of 3, fold 1 of 2  round 1  8.0 s  about 16 s left"
+
+
+def test_a_line_says_that_loops_are_compiled():
+    clock, stream = Clock(), io.StringIO()
+    with fs.progress():
+        rounds = ProgressLine("round", quiet=True, stream=stream, clock=clock)
+        report_compiling()  # after no time
+        clock.now = 4.0
+        njit(lambda x: x + 1.0)(1.0)
+        clock.now = 5.0
+        rounds.step()
+        rounds.close()
+    assert stream.getvalue().splitlines() == ["round 0  4.0 s  compiling (once)", "round 1  5.0 s"]
 
 
 def test_a_line_ends_where_what_it_counts_fails(capsys):

@@ -39,7 +39,9 @@ def numbers_of(result: Any) -> dict[str, Any]:
     if ledger is not None and hasattr(ledger, "releases"):
         table = ledger.releases()
         count = [name for name in table if name not in {*RELEASED, "what", "entities"}]
-        found["releases"] = plain_table(table[[*RELEASED, *count]].astype(str))
+        table = table[[*RELEASED, *count]].astype(str)
+        table.loc[table["array"] == "text", "bytes"] = "(text)"
+        found["releases"] = plain_table(table)
     return found
 
 

@@ -246,6 +246,8 @@ def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, groupe
     for lam in np.abs(at.gradient).max() * 0.9 ** np.arange(30):
         at = solver.solve(Penalty(penalty).at(lam, groups), at, nothing, 1e-9)
         assert at.violation <= 1e-9
+        if not len(hessian.known):
+            continue
         expected = weighted_sums(X[:, hessian.known], hessian.w, hessian.w)[1]
         np.testing.assert_allclose(hessian.H, expected, rtol=1e-11, atol=1e-13)
     assert sum(grown) > 3

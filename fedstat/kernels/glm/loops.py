@@ -6,11 +6,11 @@ The sums do not depend on the number of threads, to the last bit.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numba import njit
+from scipy.special import xlog1py, xlogy
 
 from fedstat.typing import Array, Floats
 
@@ -21,8 +21,11 @@ TILE = 4
 PAD = 8
 """Empty columns behind a block, so that its rows do not fall on the same cache lines."""
 
+FEW = 2**16
+"""Rows times squared columns up to which a product takes less time than it takes to load a compiled loop."""
+
 LOGIT, LOG, IDENTITY = 0, 1, 2
-"""The canonical pairs with a loop of their own: Binomial, Poisson, Gaussian."""
+"""The canonical pairs with formulas of their own: Binomial, Poisson, Gaussian."""
 
 REORDER = {"reassoc", "contract", "nsz"}
 """Floating-point options of the compiler to vectorize sums; it must not assume finite numbers."""
@@ -98,15 +101,6 @@ def _add_block(B: Floats, A: Floats, s: Floats, w: Floats, m: int, score: Floats
             _add_tile(A, B, j, k, m, info)
 
 
-# Arrays are made outside of the compiled loops, because each kind that a loop makes takes long to compile.
-
-
-def _room(p: int) -> tuple[Floats, ...]:
-    """Return a block, its weighted copy, score and information, padded to whole tiles, and three columns."""
-    q = (p + TILE - 1) // TILE * TILE
-    return *np.zeros((2, q, BLOCK + PAD)), np.zeros(p), np.zeros((q, q)), *np.empty((3, BLOCK))
-
-
 @njit(cache=True, nogil=True, **INNER)
 def _mirror(info: Floats) -> None:
     """Write the upper triangle of a padded matrix to the lower one."""
@@ -117,9 +111,15 @@ def _mirror(info: Floats) -> None:
 
 def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
-    B, A, score, info, _, part, weight = _room(X.shape[1])
+    p = X.shape[1]
+    if len(X) * p * p <= FEW:
+        return np.einsum("ni,n->i", X, s), np.einsum("ni,n,nj->ij", X, w, X)
+    # Arrays are made outside of the compiled loop, because each kind that it makes takes long to compile.
+    q = (p + TILE - 1) // TILE * TILE  # whole tiles
+    B, A = np.zeros((2, q, BLOCK + PAD))
+    score, info, (part, weight) = np.zeros(p), np.zeros((q, q)), np.empty((2, BLOCK))
     _add_weighted(as_kernel_array(X), as_kernel_array(s), as_kernel_array(w), B, A, part, weight, score, info)
-    return score, info[: len(score), : len(score)].copy()
+    return score, info[:p, :p].copy()
 
 
 @njit(cache=True, nogil=True)
@@ -137,82 +137,23 @@ def _add_weighted(
     _mirror(info)
 
 
-@njit(cache=True, nogil=True)
-def _logit(eta: float, y: float) -> tuple[float, float, float, float]:
-    """Return residual, variance, half the unit deviance and the squared Pearson residual."""
-    # From exp(-|eta|) alone, which cannot overflow; 1 - mu keeps its digits where mu is near one.
-    e = math.exp(-abs(eta))
-    d = 1.0 / (1.0 + e)
-    r = y - d if eta >= 0.0 else y - e * d
-    V = e * d * d
-    half = max(eta, 0.0) - y * eta + math.log1p(e)
-    if 0.0 < y < 1.0:
-        half += y * math.log(y) + (1.0 - y) * math.log1p(-y)
-    # At least the machine's epsilon, at which statsmodels clips a probability.
-    return r, V, half, r * r / max(V, 2.0**-52)
+def canonical_weights(link: int, y: Floats, eta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return residual, variance, half the unit deviance and the squared Pearson residual of rows, each (n,).
 
-
-@njit(cache=True, nogil=True)
-def _log(eta: float, y: float) -> tuple[float, float, float, float]:
-    """Return residual, variance, half the unit deviance and the squared Pearson residual."""
-    mu = max(math.exp(eta), 1e-300)
-    r = y - mu
-    half = y * math.log(y / mu) - r if y > 0.0 else mu
-    return r, mu, half, r * r / mu
-
-
-def canonical_sums(
-    link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats
-) -> tuple[Floats, Floats, float, float, Floats]:
-    """Return score, information, deviance and squared Pearson residuals of a canonical pair.
-
-    The last are the sums of the working weights and of their squares, (2,). `link` is LOGIT, LOG or IDENTITY;
-    X (n, p), y (n,), beta (p,); offset and weight are (n,), or empty for none.
+    `link` is LOGIT, LOG or IDENTITY; y and the linear predictor eta are (n,).
     """
-    room, totals = _room(X.shape[1]), np.zeros(4)
-    X, y, offset, weight, beta = map(as_kernel_array, (X, y, offset, weight, beta))
-    arguments: Any = *room, totals
-    _add_canonical(link, X, y, offset, weight, beta, *arguments)
-    score, info = room[2:4]
-    square = info[: len(score), : len(score)].copy()
-    return score, square, float(totals[0]), float(totals[1]), totals[2:]
-
-
-@njit(cache=True, nogil=True)
-def _add_canonical(
-    link: int, X: Floats, y: Floats, offset: Floats, weight: Floats, beta: Floats, B: Floats, A: Floats,
-    score: Floats, info: Floats, eta: Floats, s: Floats, w: Floats, totals: Floats,
-) -> None:  # fmt: skip
-    """Add to score, information and `totals`: deviance, Pearson residuals, weights and their squares."""
-    n, p = X.shape
-    for start in range(0, n, BLOCK):
-        m = min(BLOCK, n - start)
-        _turn(X, start, m, B)
-        for i in range(m):
-            eta[i] = offset[start + i] if len(offset) else 0.0
-        for j in range(p):
-            for i in range(m):
-                eta[i] += beta[j] * B[j, i]
-        # Sums of a block first, then of blocks: rounding errors grow with the number of blocks, not of
-        # rows.
-        half_deviance = squares = heavy = all_weight = 0.0
-        for i in range(m):
-            if link == LOGIT:
-                r, V, half, square = _logit(eta[i], y[start + i])
-            elif link == LOG:
-                r, V, half, square = _log(eta[i], y[start + i])
-            else:
-                r, V = y[start + i] - eta[i], 1.0
-                half, square = 0.5 * r * r, r * r
-            a = weight[start + i] if len(weight) else 1.0
-            s[i], w[i] = a * r, a * V
-            half_deviance += a * half
-            squares += a * square
-            all_weight += w[i]
-            heavy += w[i] * w[i]
-        totals[0] += 2.0 * half_deviance
-        totals[1] += squares
-        totals[2] += all_weight
-        totals[3] += heavy
-        _add_block(B, A, s, w, m, score, info)
-    _mirror(info)
+    if link == LOGIT:
+        # From exp(-|eta|) alone, which cannot overflow; 1 - mu keeps its digits where mu is near one.
+        e = np.exp(-np.abs(eta))
+        d = 1.0 / (1.0 + e)
+        r, V = y - np.where(eta >= 0.0, d, e * d), e * d * d
+        half = np.maximum(eta, 0.0) - y * eta + np.log1p(e) + xlogy(y, y) + xlog1py(1.0 - y, -y)
+        # At least the machine's epsilon, at which statsmodels clips a probability.
+        return r, V, half, r * r / np.maximum(V, 2.0**-52)
+    if link == LOG:
+        mu = np.maximum(np.exp(eta), 1e-300)
+        r = y - mu
+        return r, mu, xlogy(y, y / mu) - r, r * r / mu
+    r = y - eta
+    square = r * r
+    return r, np.ones_like(r), 0.5 * square, square

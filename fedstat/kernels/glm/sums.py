@@ -12,7 +12,7 @@ import numpy as np
 from numba import config
 
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_sums, weighted_sums
+from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_weights, weighted_sums
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ def check_response(rows: Rows, distribution: DistributionSpec) -> str:
 #
 # Score and information are those for a dispersion of one. Definitions are those of statsmodels' ``GLM``
 # (McCullagh and Nelder 1989, 2.5), whose family objects supply link and variance; the common canonical pairs
-# have a compiled loop. Rows are processed in pieces of a fixed size and summed in their order, so the sums do
-# not depend on the number of threads, to the last bit.
+# have formulas of their own. Rows are processed in pieces of a fixed size and summed in their order, so the
+# sums do not depend on the number of threads, to the last bit.
 
 
 @dataclass(slots=True)
@@ -204,9 +204,12 @@ def _evaluate_piece(
 
 
 def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
-    columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
-    arrays = rows.X, rows.y, *columns, np.asarray(beta)
-    score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
+    r, V, half, square = canonical_weights(loop, rows.y, linear_predictor(rows, beta))
+    a = 1.0 if rows.weight is None else rows.weight
+    w = a * V
+    score, information = weighted_sums(rows.X, a * r, w)
+    deviance, pearson = 2.0 * float(np.sum(a * half)), float(np.sum(a * square))
+    weights = np.array([w.sum(), np.einsum("i,i", w, w)])
     # For a canonical link, observed and expected information are the same.
     again = information.copy() if observed else None
     spread = np.array([weights, np.zeros(2)])

@@ -12,7 +12,6 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.anderson import anderson_weights, one_hot
-from fedstat.kernels.row_products import add_at, weighted_rows
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationState, VFEMFit
 from fedstat.typing import Floats
@@ -46,7 +45,7 @@ class SitePoints:
             if self.padded:
                 total += part
             else:
-                add_at(total, layout.rows[site], part)
+                total[layout.rows[site]] += part
         self.centers = [reply.arrays["centers"] for reply in replies]
         self.spreads = [reply.arrays["spreads"] for reply in replies]
 
@@ -57,7 +56,7 @@ class SitePoints:
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
         differences = np.append(weights[:-1], 1.0)  # from the newest point
         center = np.array([differences @ B @ differences for B in self.centers])
-        eta = weighted_rows(self.predictors, ring, ~layout.missing @ center, layout.code)
+        eta = np.einsum("j,ji->i", ring, self.predictors) - (~layout.missing @ center)[layout.code]
         t = np.array([differences @ (B @ differences) @ differences for B in self.spreads])
         return eta, t
 

@@ -11,7 +11,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation import message
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
+from fedstat.kernels.row_products import column_sums, row_dots
 from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
     RESPONSE_OPENING,
@@ -397,7 +397,8 @@ def residuals(
     patterns = int(active.code.max()) + 1
     message.check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
     active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
-    active.z, z1, z2 = standardized_residuals(active.y, eta, active.code, active.a, active.v)
+    active.z = (active.y - active.a - eta) / active.v[active.code]
+    z1, z2 = (np.bincount(active.code, z, patterns) for z in (active.z, active.z**2))
     return {"z": active.z, "z1": z1, "z2": z2}
 
 
