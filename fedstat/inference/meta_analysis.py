@@ -66,19 +66,19 @@ def restricted_likelihood(b: Floats, v: Floats) -> float:
     # It may have two maxima: the best of a grid is refined, and zero is one of its points.
     grid = np.append(0.0, GRID * max(float(np.var(b, ddof=1)), float(v.mean())))
     best = int(np.argmin(loss(grid)))
-    bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
 
-    def loss_at(tau2: float) -> float:
-        spread = v + tau2
-        w = 1.0 / spread
-        total = np.add.reduce(w)
-        Q = np.add.reduce(w * (b - w @ b / total) ** 2)
-        return float(np.add.reduce(np.log(spread)) - np.log(1.0 / total) + Q)
+    def slope(tau2: float) -> float:
+        w = 1.0 / (v + tau2)
+        share = w / np.add.reduce(w)
+        return float(1.0 - share @ share - np.add.reduce(share * w * (b - share @ b) ** 2))
 
-    found = optimize.minimize_scalar(
-        loss_at, bounds=bounds, method="bounded", options={"xatol": 1e-10 * bounds[1]}
-    )
-    return float(found.x) if found.fun < float(loss(0.0)) - ROUNDED else 0.0
+    # The loss is flat at its minimum: its derivative has the digits.
+    if slope(low) >= 0.0:
+        found = low
+    else:
+        found = float(optimize.brentq(slope, low, high, xtol=1e-14 * high)) if slope(high) > 0.0 else high
+    return found if float(loss(found)) < float(loss(0.0)) - ROUNDED else 0.0
 
 
 def paule_mandel(b: Floats, v: Floats) -> float:

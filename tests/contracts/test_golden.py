@@ -4,6 +4,7 @@ Where a change is meant, ``python -m pytest tests/contracts/test_golden.py --wri
 again; ``-k "cox"`` writes those of some fits. The commit says why they change.
 """
 
+import numpy as np
 import pytest
 from contracts import golden
 from contracts.families import FITS, MADE, result
@@ -17,10 +18,11 @@ def test_golden_summary_and_numbers(name, writes_golden):
     if writes_golden:
         golden.write(name, found)
     text, numbers = golden.read(name)
-    fit = FITS[MADE[name][0] if name in MADE else name]
-    wrong = golden.text_differences(text, golden.text_of(found))
+    # What is made of a fit may be found by iteration, and repeats its rounding errors.
+    tolerance = 10.0 * FITS[MADE[name][0]].tolerance if name in MADE else FITS[name].tolerance
+    wrong = golden.text_differences(text, golden.text_of(found), tolerance)
     wrong += golden.differences(
-        numbers, golden.json.loads(golden.json.dumps(golden.numbers_of(found))), fit.tolerance
+        numbers, golden.json.loads(golden.json.dumps(golden.numbers_of(found))), tolerance
     )
     assert not wrong, "\n".join(wrong[:40])
 
@@ -32,6 +34,8 @@ def test_golden_files_are_those_of_the_registry():
 
 def test_golden_comparison_sees_each_kind_of_difference():
     assert not golden.text_differences("a 1.234 b 5", "a 1.235 b 5")
+    assert not golden.text_differences("a 1.234 b 5", "a 2 b 50.1", np.inf)
+    assert golden.text_differences("a 1.234 b 5", "a 2 c 50.1", np.inf)
     for changed in ("a 1.236 b 5", "a 1.234 b 6", "c 1.234 b 5", "a 1.234 b 5\nmore", "a  1.234 b 5"):
         assert golden.text_differences("a 1.234 b 5", changed), changed
     table = {"term": ["x"], "estimate": [2.0]}

@@ -337,7 +337,7 @@ def test_margins_are_those_of_all_entities():
     for name in "abc":
         observed = abs(X.loc[seen, name].mean() - X[name].mean()) / X[name].std()
         bias = abs(drawn[name].mean() - X[name].mean()) / X[name].std()
-        assert bias < 0.06, name
+        assert bias < 0.1, name  # twice to three times its standard error
         assert name == "a" or observed > 0.3
     shares = [one["g"].value_counts(normalize=True).sort_index() for one in (drawn, X, X[seen])]
     assert (shares[0] - shares[1]).abs().max() < 0.5 * (shares[2] - shares[1]).abs().max()
