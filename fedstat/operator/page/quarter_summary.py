@@ -215,7 +215,8 @@ def refusal_rows(ledgers: Iterable[SiteLedger], quarter: Quarter) -> list[tuple[
         for chain in ledger.chains:
             for entry in refusals_of(chain):
                 if quarter.has(entry.time):
-                    key = chain.subject.person or "not stated", entry.rule or "not valid"
+                    rule = entry.rule.partition(" (")[2].removesuffix(")") or entry.rule
+                    key = chain.subject.person or "not stated", rule
                     found[key] += 1
                     last[key] = max(last.get(key, ""), entry.time)
     return [(*key, f"{count:,}", last[key][:10]) for key, count in found.most_common()]
