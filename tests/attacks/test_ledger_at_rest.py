@@ -24,6 +24,7 @@ from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.transport.remote import SiteServer
 from fedstat.federation.transport.site_folder import load_identity, open_site
 from fedstat.operator.command_line import main
@@ -342,7 +343,8 @@ def test_what_a_crash_can_do_is_mended(federation):
     site = open_site(folder)
     site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
     n_sessions = len(site.site_ledger.chains)
-    site.site_ledger.keep_answered(ReleasedGroups.none(N).to_arrays(), N)
+    arrays = ReleasedGroups.none(N).to_arrays() | HISTORY.stamp_arrays()
+    site.site_ledger.keep_answered(arrays, N)
     site.site_ledger.store.close()
     (folder / "ledger.head").write_bytes(head)
     (folder / "answered.npz").rename(folder / "answered.next")
