@@ -203,7 +203,7 @@ def execute(call: str, situation: Situation | Failure, partition: Any, result: A
     settings |= _arguments(made)
     # Another model has no groups.
     formula = situation.formula if model in ("", situation.model) else _without_groups(situation.formula)
-    written = ast.literal_eval(made.args[0]) if made is not None else ...
+    written = ... if made is None else eval(ast.unparse(made.args[0]), {"formula": formula})
     if isinstance(written, str):
         sides = zip(written.split(" ~ "), formula.split(" ~ ", 1), strict=True)
         formula = " ~ ".join(given if new == "..." else new for new, given in sides)
@@ -787,6 +787,61 @@ FAILURES = [
         {},
         {"epochs": 1, "calibration": 0.0},
         then=lambda fit: fit.predict_set(entities()),
+    ),
+    Failure("FederatedOLS", "y ~ xx + w", clean),
+    Failure("VFEMRegression", "y ~ x + V", entities),
+    Failure("FederatedOLS", "y ~ cr(x, knots=(0, 1), lower_bound=-9, upper_bound=9)", clean),
+    *(
+        Failure(name, "e ~ x", place, {"family": "binomial"})
+        for name, place in {"FederatedGLM": clean, "VFEMGLM": entities, "VerticalGLM": entities}.items()
+    ),
+    Failure("FederatedCox", "Surv(time, e) ~ x + C(site)", clean),
+    Failure("FederatedOLS", "y ~ x", functools.partial(clean, counts="w", on="ward")),
+    Failure("VFEMRegression", EVERY, functools.partial(entities, counts="f")),
+    Failure(
+        "GLORE", "e ~ x", functools.partial(clean, policy=fs.Policy(masked_only=True)), {}, {"masked": False}
+    ),
+    Failure(
+        "GLORE",
+        "e ~ x",
+        functools.partial(clean, policy=fs.Policy(refused_kinds=frozenset({"aggregate"}))),
+        {},
+        {"masked": False, "local": False},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        functools.partial(missing, policy=fs.Policy(refused_kinds=frozenset({"per entity"}))),
+        {"between": "independent"},
+        {"exchange": "iterative"},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        functools.partial(missing, policy=fs.Policy(per_entity=0)),
+        {"between": "independent"},
+        {"exchange": "iterative"},
+    ),
+    Failure(
+        "FedAvg",
+        "e ~ x",
+        functools.partial(clean, policy=fs.Policy(max_share=0.5)),
+        {"family": BINOMIAL},
+        {"rounds": 1, "batch_size": 10},
+    ),
+    Failure(
+        "FedAvg",
+        "e ~ x",
+        functools.partial(clean, policy=fs.Policy(remember="all")),
+        {"family": BINOMIAL},
+        {"rounds": 1, "init": [0.1, 0.1]},
+    ),
+    Failure(
+        "VFEMRegression",
+        "y ~ x + z",
+        functools.partial(two_sites, policy=fs.Policy(two_sites="refuse")),
+        {"between": "independent"},
+        {"exchange": "iterative"},
     ),
     Failure("GLORE", "e ~ x", clean, constructed=True),
     Failure("VFEMRegression", "y ~ x", entities, constructed=True),

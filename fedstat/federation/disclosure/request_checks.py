@@ -72,55 +72,67 @@ def _is_masked(request: Request, declared: ArrayDeclaration) -> bool:
     return declared.maskable and request.masked is not None
 
 
-def _check_kind(question: ArrayRequest) -> str:
+Problem: TypeAlias = tuple[str, Remedy | None] | None
+"""What a policy does not allow, and what helps; None if it allows all."""
+ALLOW_KIND = "leave the site out, or have the owner allow the kind with  {line}  in policy.toml"
+
+
+def _check_kind(question: ArrayRequest) -> Problem:
     policy, request, _, declared, where = question
     kind = declared.kind
     unhidden = kind in UNMASKABLE_KINDS
     if kind not in policy.refused_kinds or (_is_masked(request, declared) and not unhidden):
-        return ""
-    remedy = "Fit with masked=True, or reduce" if declared.maskable and not unhidden else "Reduce"
-    line = toml_line("refused_kinds", policy.refused_kinds - {kind})
-    return (
-        f"does not release '{kind}': {where}. {DISCLOSURE_BY_KIND.get(kind, '')}{remedy} the request, leave "
-        f"the site out, or have the owner allow the kind with  {line}  in policy.toml"
-    )
+        return None
+    allowed = policy.refused_kinds - {kind}
+    if declared.maskable and not unhidden:
+        remedy = Remedy(
+            "fit(..., masked=True)", f"Fit with {{arguments}}, or reduce the request, {ALLOW_KIND}"
+        )
+    else:
+        remedy = Remedy("Policy(refused_kinds=frozenset({kinds}))", f"Reduce the request, {ALLOW_KIND}")
+    remedy = remedy.filled(kinds=sorted(allowed), line=toml_line("refused_kinds", allowed))
+    why = f"does not release '{kind}': {where}. {DISCLOSURE_BY_KIND.get(kind, '')}"
+    return why.rstrip(". "), remedy
 
 
-def _check_per_entity(question: ArrayRequest) -> str:
+def _check_per_entity(question: ArrayRequest) -> Problem:
     policy, _, _, declared, where = question
     if declared.kind != PER_ENTITY or policy.per_entity != 0 or PER_ENTITY in policy.refused_kinds:
-        return ""
-    return (
-        f"does not release numbers for each entity: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}Reduce the "
-        "request, leave the site out, or have the owner allow a number of them, over all analyses, with  "
-        f"{PER_ENTITY_EXAMPLE}  in policy.toml"
+        return None
+    remedy = Remedy(
+        "Policy(per_entity='any')",
+        "Reduce the request, leave the site out, or have the owner allow a number of them, over all "
+        f"analyses, with  {PER_ENTITY_EXAMPLE}  in policy.toml",
     )
+    why = f"does not release numbers for each entity: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}"
+    return why.rstrip(". "), remedy
 
 
-def _check_masked(question: ArrayRequest) -> str:
+def _check_masked(question: ArrayRequest) -> Problem:
     policy, request, _, declared, where = question
     # Noise alone protects each site's part.
     if not policy.masked_only or not declared.maskable or declared.noisy or _is_masked(request, declared):
-        return ""
-    return (
-        f"releases {where} only in a masked sum. Fit with masked=True, which hides a site's part among "
-        "three sites or more, or have the owner allow it unmasked with  "
-        f"{toml_line('masked_only', False)}  in policy.toml"
+        return None
+    remedy = Remedy(
+        "fit(..., masked=True)",
+        "Fit with {arguments}, which hides a site's part among three sites or more, or have the owner allow "
+        f"it unmasked with  {toml_line('masked_only', False)}  in policy.toml",
     )
+    return f"releases {where} only in a masked sum", remedy
 
 
-def _check_accounted(question: ArrayRequest) -> str:
+def _check_accounted(question: ArrayRequest) -> Problem:
     policy, request, step, declared, where = question
     if policy.privacy is None or step.public or declared.noisy or declared.unpaid:
-        return ""
+        return None
     why = MASKED_NOTE if _is_masked(request, declared) else PROTECTION_BY_KIND.get(declared.kind, "")
     return (
         f"releases values that depend on rows only with noise, charged to the budget: not {where}. "
         f"{why}{NO_BUDGET_MESSAGE}"
-    )
+    ), None
 
 
-REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], str]] = {
+REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], Problem]] = {
     "refused kinds": _check_kind,
     "per entity": _check_per_entity,
     "masked only": _check_masked,
@@ -129,23 +141,30 @@ REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], str]] = {
 """Rules for one array of a reply, before it is computed."""
 
 
-CHOICES: Mapping[str, tuple[str, Callable[[Policy], bool], str]] = {
+CHOICES: Mapping[str, tuple[str, Callable[[Policy], bool], str, Remedy]] = {
     "batches": (
         "largest share",
         lambda policy: policy.max_share < 1.0,
-        "releases no steps over batches of rows: each is a sum over a few rows, which the seed selects. Fit "
-        f"with batch_size=None; the owner can allow batches with  {toml_line('max_share', 1.0)}  in "
-        "policy.toml",
+        "releases no steps over batches of rows: each is a sum over a few rows, which the seed selects",
+        Remedy(
+            "fit(..., batch_size=None)",
+            "Fit with {arguments}; the owner can allow batches with  "
+            f"{toml_line('max_share', 1.0)}  in policy.toml",
+        ),
     ),
     "start values": (
         "differencing",
         lambda policy: policy.remember == "all",
         "starts an iteration at zeros only: sums at start values of the analyst's choice differ by single "
-        f"rows. Fit without init; the owner can allow them with  {toml_line('remember', 'rows')}  in "
-        "policy.toml",
+        "rows",
+        Remedy(
+            "fit(..., init=None)",
+            f"Fit without init; the owner can allow them with  {toml_line('remember', 'rows')}  in "
+            "policy.toml",
+        ),
     ),
 }
-"""For what a request chooses: the rule, whether a policy accepts zeros only, and the refusal."""
+"""For what a request chooses: the rule, whether a policy accepts zeros only, the refusal, and what helps."""
 
 
 def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterator[PolicyError]:
@@ -171,14 +190,15 @@ def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterato
             yield PolicyError.of_rule("per entity", site, f"accepts no numbers for each entity either: {why}")
     for name, declared in step.takes.items():
         if declared.chooses and name in request.arrays and request.arrays[name].any():
-            rule, zeros_only, problem = CHOICES[declared.chooses]
+            rule, zeros_only, why, helps = CHOICES[declared.chooses]
             if zeros_only(policy):
-                yield PolicyError.of_rule(rule, site, problem)
+                yield PolicyError.of_rule(rule, site, why, remedy=helps)
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{request.step}' ({declared.what})"
         for rule, check in REQUEST_RULES.items():
             if problem := check((policy, request, step, declared, where)):
-                yield PolicyError.of_rule(rule, site, problem, name)
+                why, remedy = problem
+                yield PolicyError.of_rule(rule, site, why, name, remedy)
     if policy.privacy is not None and not step.public and not step.given:
         # Whether there is a reply at all may depend on rows.
         yield PolicyError.of_rule(
@@ -252,7 +272,10 @@ def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> No
         raise DescriptionError.of_rule(
             "two sites",
             site,
-            f'refuses the sum. {TWO_SITES} The owner can allow it with  two_sites = "warn"  in policy.toml',
+            f"refuses the sum. {TWO_SITES.rstrip('.')}",
+            remedy=Remedy(
+                "Policy(two_sites='warn')", 'The owner can allow it with  two_sites = "warn"  in policy.toml'
+            ),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DataWarning, PartitionError, warn
+from fedstat.errors import DataWarning, PartitionError, Remedy, warn
 from fedstat.federation.tables import checks as check
 from fedstat.federation.tables.columns import HeldTable, inner_table, kind_problems
 from fedstat.federation.tables.curve_columns import AnyCurve, CurveTable, curve_problems, with_curves
@@ -49,9 +49,12 @@ def with_counts(
     if counts is None:
         return tables
     if layout == "vertical" or on is not None:
+        left_out = "on" if layout == "horizontal" else "counts"
         raise PartitionError(
-            "counts is for sites with different rows, without a key: a row with a key represents one entity. "
-            f"{'Leave on= out' if layout == 'horizontal' else 'Leave it out'}."
+            "counts is for sites with different rows, without a key: a row with a key represents one entity",
+            remedy=Remedy("ClientPartition.from_frame(..., {name}=None)", "Leave {name}= out.").filled(
+                name=left_out
+            ),
         )
     by_site = dict.fromkeys(tables, counts) if isinstance(counts, str) else dict(counts)
     unknown = [site for site in by_site if site not in tables]

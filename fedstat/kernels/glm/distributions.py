@@ -16,7 +16,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat import codec
-from fedstat.errors import MessageError, ModelError
+from fedstat.errors import MessageError, ModelError, Remedy
 from fedstat.kernels.glm import quadrature
 from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
 from fedstat.typing import Bools, Floats
@@ -351,7 +351,13 @@ class DistributionSpec:
             family = family()
         name = type(family).__name__
         if name not in DISTRIBUTIONS or DISTRIBUTIONS[name].kind is not type(family):
-            raise ModelError(f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}")
+            meant = {one.casefold(): one for one in DISTRIBUTIONS} | {"normal": "Gaussian"}
+            given = meant.get(family.casefold(), "") if isinstance(family, str) else ""
+            remedy = Remedy("from_formula(..., family=sm.families.{given}()).fit(...)", "use {arguments}")
+            raise ModelError(
+                f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}",
+                remedy=remedy.filled(given=given) if given else None,
+            )
         link, numbers = describe_link(family.link)
         own = {number: getattr(family, number) for number in DISTRIBUTIONS[name].numbers}
         for number in numbers.keys() & own.keys():

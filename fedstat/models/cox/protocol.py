@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import AliasedColumnsError, EstimationError, PolicyError
+from fedstat.errors import AliasedColumnsError, EstimationError, PolicyError, Remedy
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol, attempt
@@ -268,7 +268,11 @@ def require_varying(information: Floats, names: Sequence[str]) -> None:
         verb = "is" if len(constant) == 1 else "are"
         raise EstimationError(
             f"{', '.join(constant)} {verb} constant within every site (and stratum): the sites' baselines "
-            "absorb it. fit(baseline='common', grid=..., until=...) estimates it; otherwise leave it out"
+            "absorb it",
+            remedy=Remedy(
+                "fit(..., baseline='common', grid=3, until=60)",
+                "With fit(baseline='common', grid=..., until=...) it is estimated; otherwise leave it out",
+            ),
         )
 
 

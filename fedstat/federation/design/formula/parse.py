@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from fedstat.errors import FormulaError
+from fedstat.errors import FormulaError, Remedy
 from fedstat.federation.design.formula.expression import parse_expression, refuse_formula
 from fedstat.federation.design.formula.syntax_tree import (
     Category,
@@ -177,23 +177,29 @@ class _Holdings:
     def require(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self.owner:
-                raise FormulaError(f"formula: there is no column {name!r}. {self._suggestion(name)}")
+                raise self._unknown(name)
 
     def holders(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.owner[name] for name in names))
 
-    def _suggestion(self, name: str) -> str:
+    def _unknown(self, name: str) -> FormulaError:
+        text = f"formula: there is no column {name!r}"
         close = get_close_matches(name, list(self.owner), n=3, cutoff=0.6)
         folded = {held.casefold(): held for held in self.owner}
         # A name that differs in its capitals only may be far away in edit distance.
         if name.casefold() in folded and folded[name.casefold()] not in close:
             close.insert(0, folded[name.casefold()])
         if close:
-            return f"Did you mean {', '.join(f'{held!r}{_at(self.owner[held])}' for held in close)}?"
+            listed = ", ".join(f"{held!r}{_at(self.owner[held])}" for held in close)
+            replaced = Remedy(
+                "from_formula(formula.replace({name!r}, {right!r}), ...).fit(...)", "Did you mean {listed}?"
+            )
+            return FormulaError(text, remedy=replaced.filled(name=name, right=close[0], listed=listed))
         if len(self.owner) <= FEW:
-            return f"There are {', '.join(f'{held!r}{_at(self.owner[held])}' for held in self.owner)}."
+            listed = ", ".join(f"{held!r}{_at(self.owner[held])}" for held in self.owner)
+            return FormulaError(f"{text}. There are {listed}.")
         counts = [f"{len(held)} columns{_at(site)}" for site, held in self.columns.items()]
-        return f"Nothing similar among {'; '.join(counts)}."
+        return FormulaError(f"{text}. Nothing similar among {'; '.join(counts)}.")
 
 
 def _parse(
@@ -271,9 +277,14 @@ def _require_centered(right: RightSide) -> None:
     for term in right.terms if right.intercept else ():
         match [factor.tree for factor in term]:
             case [Transform(function="cr" | "cc" as function) as spline] if is_written(spline):
+                centered = f"{spline.text.removesuffix(')')}, constraints='center')"
                 raise FormulaError(
                     f"formula: the columns of {spline.text!r} add up to one in every row, as the intercept "
-                    f"does; write {function}(..., constraints='center'), or 0 + ... for no intercept"
+                    "does",
+                    remedy=Remedy(
+                        "from_formula(formula.replace({text!r}, {centered!r}), ...).fit(...)",
+                        "write {function}(..., constraints='center'), or 0 + ... for no intercept",
+                    ).filled(text=spline.text, centered=centered, function=function),
                 )
 
 
