@@ -110,6 +110,8 @@ def join_rows(parts: list[Rows]) -> Rows:
         return Rows(np.zeros((0, 0)), np.zeros(0))
     X, y = (np.concatenate(columns) for columns in zip(*((rows.X, rows.y) for rows in parts), strict=True))
     optional = zip(*((rows.offset, rows.freq, rows.var, rows.trials) for rows in parts), strict=True)
+    # Joined columns of a design in Fortran order are in this order again.
+    X = np.ascontiguousarray(X)
     return Rows(X, y, *(None if columns[0] is None else np.concatenate(columns) for columns in optional))
 
 
