@@ -269,9 +269,7 @@ class RowMeans:
 
     def fit(self, rows: Rows) -> tuple[float, float]:
         """Deviance and sum of squared Pearson residuals."""
-        freq = 1.0 if rows.freq is None else rows.freq
-        var = 1.0 if rows.var is None else rows.var
-        return float(self.family.deviance(rows.y, self.mu, var, freq)), float(self.pearson(rows).sum())
+        return float(self.deviances(rows).sum()), float(self.pearson(rows).sum())
 
 
 def row_means(rows: Rows, distribution: DistributionSpec, eta: Floats, mu: Floats | None = None) -> RowMeans:

@@ -301,10 +301,10 @@ def risks_of(state: State) -> SiteRisks:
 def sum_time_scores(data: SiteData, state: State, text: str, scale: Floats, beta: Floats) -> dict[str, Array]:
     """Sum score and information of the coefficients of x g(t) at an estimate (Grambsch and Therneau 1994)."""
     risks = risks_of(state)
-    place = risks.place(scale, beta)
+    own, matrix = risks.place(scale, beta)
     if text not in TRANSFORMS:
         raise MessageError(f"{data.name}: function of time: expected one of {', '.join(TRANSFORMS)}")
-    own, to_own = place.own, np.diag(place.to_own)
+    to_own = np.diag(matrix)
     products = np.outer(to_own, to_own)
     state.report(*risks.facts_of(own, (text,)))
     now = risks.at(own)

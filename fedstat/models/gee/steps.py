@@ -400,9 +400,9 @@ def sum_scores(
         state.report(*AT_THE_START)
         first = evaluate(clusters.chunks(), None, model.distribution)
         return nothing | describe_sums(first, standard_place(model.opened, shift, scale))
-    place = clusters.place(shift, scale, beta, rho)
-    T, independent = place.to_own, sums_at(state, clusters, place.own[:-1], nothing)
-    sums = clusters.sums(place.own)
+    own, T = clusters.place(shift, scale, beta, rho)
+    independent = sums_at(state, clusters, own[:-1], nothing)
+    sums = clusters.sums(own)
     if sums is None:
         return nothing | {"inside": np.array(False), "spread": np.array(True)}
     found = describe_sums(independent, T)
@@ -441,10 +441,9 @@ def finish(
     of independent rows.
     """
     clusters = clusters_of(state)
-    place = clusters.place(shift, scale, beta, rho)
-    T = place.to_own
-    independent = T.T @ sums_at(state, clusters, place.own[:-1]).information @ T
-    at = clusters.at_own(place.own)
+    own, T = clusters.place(shift, scale, beta, rho)
+    independent = T.T @ sums_at(state, clusters, own[:-1]).information @ T
+    at = clusters.at_own(own)
     # Products are checked by rows in the order of the table.
     state.report(clusters.opened.products_with(at.r[clusters.sorted[2]] ** 2))
     score, information = clusters.functions(at, float(rho), each=True)

@@ -63,11 +63,10 @@ def sum_nb2(
     ``information`` (p + 1, p + 1), alpha last, and ``llf``.
     """
     model = model_of(state)
-    T, place = np.eye(model.p + 1), model.place(shift, scale, beta)
-    T[:-1, :-1] = place.to_own
+    T = np.eye(model.p + 1)
+    own, T[:-1, :-1] = model.place(shift, scale, beta)
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
-    own = place.own
     at = replace(model.distribution, alpha=float(alpha))
     _, counts = weighted_by(model.opened, model.chunks, model.n, own, at, count_functions)
     state.report(*model.facts_at(own, distribution=at), counts)

@@ -157,12 +157,11 @@ def sum_effects(
     trials once. ``inside`` is whether all means are inside the family's domain; otherwise all are zero.
     """
     model = model_of(state)
-    place = model.place(shift, scale, beta)
-    T = place.to_own
+    own, T = model.place(shift, scale, beta)
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
     left = Z if products else np.eye(1)
-    base = _effects_at(state, model, place.own, float(constant), bool(log), bool(products))
+    base = _effects_at(state, model, own, float(constant), bool(log), bool(products))
     arrays = {"first": left.T @ base.first, "second": left.T @ base.second @ Z}
     inside = base.inside
     if changed is not None and ends is not None:
@@ -218,8 +217,8 @@ def sum_changes(
     1, p + 1), see :class:`~fedstat.models.horizontal.variable_changes.ChangedSums`.
     """
     model = model_of(state)
-    place = model.place(shift, scale, beta)
-    T, means = place.to_own, LinkedMeans(model, place.own, float(constant), bool(log))
+    own, T = model.place(shift, scale, beta)
+    means = LinkedMeans(model, own, float(constant), bool(log))
     flat = (
         partial(_is_cut, model, means.beta, means.constant) if model.distribution.name == "Binomial" else None
     )
@@ -267,7 +266,7 @@ def _effects_at(
     """Sum at coefficients of the site's own columns; the disclosure checks judge the sums before release."""
     q = model.p + 1 if products else 1
     total = EffectSums(np.zeros(q), np.zeros((q, model.p + 1)))
-    for rows in _pieces(model):
+    for rows in model.pieces():
         eta = linear_predictor(rows, beta) + constant
         new = effect_sums(rows.X, eta, _counts(rows), model.distribution, log, products)
         total = EffectSums(total.first + new.first, total.second + new.second, total.inside and new.inside)
@@ -280,7 +279,7 @@ def _changes_at(
 ) -> ChangeSums:
     """Sum changes at coefficients of the site's own columns, likewise."""
     total = ChangeSums(0.0, np.zeros(model.p + 1), 0.0)
-    for rows in _pieces(model):
+    for rows in model.pieces():
         eta = linear_predictor(rows, beta)
         new = change_sums(rows.X, eta + low, eta + high, _counts(rows), model.distribution, log)
         total = ChangeSums(
@@ -322,10 +321,6 @@ def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:
     return means_are_flat(moved, beta, model.distribution, weighs)
 
 
-def _pieces(model: SiteModel) -> Iterator[Rows]:
-    return (piece for chunk in model.chunks() for piece in chunk.pieces())
-
-
 def _counts(rows: Rows) -> Floats:
     return np.ones(len(rows)) if rows.freq is None else rows.freq
 
@@ -357,8 +352,8 @@ def sum_leveraged(
     model = model_of(state)
     if int(power) not in (1, 2):
         raise MessageError(f"{data.name}: expected 'power' 1 or 2")
-    place, p = model.place(shift, scale, beta), model.p
-    own, T = place.own, place.to_own
+    own, T = model.place(shift, scale, beta)
+    p = model.p
     translated = own_inverse(data.name, sums_at(state, model, own).information, T, inverse)
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
@@ -390,11 +385,10 @@ def sum_firth(
     model = model_of(state)
     if (model.distribution.name, model.distribution.link) != ("Binomial", "Logit"):
         raise MessageError(f"{data.name}: Firth's penalty is for the logit, not for {model.distribution}")
-    place = model.place(shift, scale, beta)
-    own, T = place.own, place.to_own
+    own, T = model.place(shift, scale, beta)
     view = FirthVectors(own_inverse(data.name, sums_at(state, model, own).information, T, inverse).tobytes())
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     total = np.zeros(model.p)
-    for rows in _pieces(model):
+    for rows in model.pieces():
         total += view(rows, own[:, None], model.distribution)[:, 0] @ rows.X
     return {"penalty": T.T @ total}

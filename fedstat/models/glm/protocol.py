@@ -22,7 +22,6 @@ from fedstat.typing import Array, Floats
 
 MOST_HALVED = 8
 """Halved steps in a row after which the maximum is taken to be where means end their range."""
-TINY = float(np.finfo(float).tiny)
 NO_STEP = (
     "no step decreases the deviance ({} evaluations) with means inside the domain of family {} and weight on "
     "more than a few rows of every site. Choose another link, or transform columns with long tails"
@@ -270,10 +269,6 @@ class Newton(LikelihoodNewton[PooledSums]):
             stuck=NO_STEP.format("{}", self.distribution),
         )
         return gamma, total, converged or self.rounds is not None
-
-    def unit(self, total: PooledSums) -> float:
-        """Return the dispersion."""
-        return max(self.dispersion(total), TINY)
 
     def examines(self) -> bool:
         """Return whether steps go far enough to tell whether there is a maximum."""

@@ -187,9 +187,13 @@ class SiteModel(PredictorObjective):
         """Return the columns themselves."""
         return [X]
 
+    def pieces(self) -> Iterator[Rows]:
+        """Yield the rows piece by piece."""
+        return (piece for chunk in self.chunks() for piece in chunk.pieces())
+
     def means(self, own: Floats) -> Iterator[tuple[Rows, RowMeans]]:
         """Yield the rows with their means, piece by piece."""
-        for rows in (piece for chunk in self.chunks() for piece in chunk.pieces()):
+        for rows in self.pieces():
             with np.errstate(all="ignore"):
                 at = row_means(rows, self.distribution, linear_predictor(rows, own))
             yield rows, at
@@ -410,8 +414,7 @@ def judge(
     :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
     """
     model = model_of(state)
-    place = model.place(shift, scale, beta)
-    own, T = place.own, place.to_own
+    own, T = model.place(shift, scale, beta)
     check_lengths(data.name, dispersion=(dispersion, 2))
     at = sums_at(state, model, own)
     # Both likelihoods need the final dispersion, which is known only after the last sum_scores.
@@ -450,11 +453,11 @@ def sum_site(
     all sites' rows at them, and `power` that of one less a leverage.
     """
     model = model_of(state)
-    place = model.place(shift, scale, beta)
-    at, T = sums_at(state, model, place.own), place.to_own
-    own, units = T.T @ at.information @ T, model.units(shift, scale, beta)
-    request = LeverageRequest.of(data.name, own, units, inverse, power)
-    return sum_corrected(state, request, (T.T @ at.score)[None], lambda _: own[None])
+    own, T = model.place(shift, scale, beta)
+    at = sums_at(state, model, own)
+    whole, units = T.T @ at.information @ T, model.units(shift, scale, beta)
+    request = LeverageRequest.of(data.name, whole, units, inverse, power)
+    return sum_corrected(state, request, (T.T @ at.score)[None], lambda _: whole[None])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -588,8 +591,7 @@ def sum_clusters(
     except for the hashes.
     """
     model = model_of(state)
-    place = model.place(shift, scale, beta)
-    own, T = place.own, place.to_own
+    own, T = model.place(shift, scale, beta)
     groups = state.use("glm groups", RowClusters, "clusters were not listed; request 'list_clusters' first")
     p = len(beta)
     _check_hashes(data.name, "shared", shared, p)

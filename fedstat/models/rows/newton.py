@@ -24,6 +24,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 MOST_HALVINGS = 30
 FALLING = 0.9
 """Largest ratio of successive log-likelihoods; it goes to 1 / e if a logit grows without bound."""
+TINY = float(np.finfo(float).tiny)
 OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
 SINGULAR = "information is singular"
 Parameters: TypeAlias = Annotated[Floats, "q"]
@@ -129,8 +130,8 @@ class LikelihoodNewton(Generic[SumsT]):
         """Request the sums at the end of a step from a point with sums `total`."""
         return (yield from self.evaluate(point))
 
-    def unit(self, total: SumsT) -> float:
-        """Return the dispersion, by which log-likelihood and information are divided."""
+    def dispersion(self, total: SumsT) -> float:
+        """Return what log-likelihood and information are divided by."""
         return 1.0
 
     def settled(self, total: SumsT) -> bool:
@@ -146,7 +147,7 @@ class LikelihoodNewton(Generic[SumsT]):
 
     def assess(self, total: SumsT, step: Floats, test: ConvergenceTest) -> bool:
         """Add a point to the trace, and return whether it is the maximum."""
-        unit = self.unit(total)
+        unit = max(self.dispersion(total), TINY)
         size = float(np.sqrt(max(float(step @ total.score), 0.0) / unit))
         self.trace.append(Evaluation(total.loglik, size, float(np.abs(step).max(initial=0.0))))
         settled = self.settled(total)
@@ -185,7 +186,8 @@ class LikelihoodNewton(Generic[SumsT]):
                 now, size = total.information[inside], self.trace[-1].step
                 away = recession.far(now, gamma[places], step[places], size, ended=converged)
                 if away is not None and allowed(far := displaced(gamma, places, away)):
-                    beyond, unit = (yield from self.evaluate(point(far))), self.unit(total)
+                    beyond = yield from self.evaluate(point(far))
+                    unit = max(self.dispersion(total), TINY)
                     if beyond is not None and recession.rises(beyond.loglik / unit, total.loglik / unit):
                         if recession.certain(beyond.information):
                             raise at_infinity(step, before, total.information, False)

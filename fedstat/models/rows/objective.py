@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -82,8 +82,7 @@ class SiteSums:
         return bool(np.isfinite(self.loglik) and np.isfinite(self.information).all())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """Parameters of a site (q,), and the matrix (q, q) that takes those of the request to them."""
 
     own: Floats
