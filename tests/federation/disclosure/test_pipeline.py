@@ -13,6 +13,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
+from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure import facts as fact_module
 from fedstat.federation.disclosure.facts import EntityCount
@@ -152,7 +153,7 @@ def test_a_rule_is_its_record_its_check_and_its_test(monkeypatch):
     loose = LongerPolicy.strict(max_arrays=3)
     (threat,) = [one for one in threats_under(loose) if one.line]
     assert (threat.party, threat.line, threat.learns) == (ANALYST, "max_arrays = 3", "More arrays at a time.")
-    page = policy_page(type("View", (), {"policy": loose}))
+    page = policy_page(type("View", (), {"policy": loose, "site_ledger": SiteLedger()}))
     assert page["looser"].value == ["max_arrays = 3"]
     assert ("Most arrays that leave in one reply.", "3", "2", "yes", "max_arrays") in page["rules"].value
 
