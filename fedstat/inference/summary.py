@@ -32,8 +32,8 @@ INDENT = "\u00a0\u00a0"
 """Blanks that HTML keeps."""
 
 Pairs = Sequence[tuple[str, str]]
-Lines: TypeAlias = tuple[tuple[str, str, str | Callable[[Any], str]], ...]
-"""Lines of a summary: label, attribute, and its format or the function that writes it.
+Lines: TypeAlias = tuple[tuple[str, str, str | Callable[[Any], str | list[str]]], ...]
+"""Lines of a summary: label, attribute, and its format or the function that writes it, or several lines.
 
 Without the name of an attribute, the function takes the result.
 """
@@ -194,10 +194,10 @@ def lines_of(result: Any, lines: Lines) -> list[tuple[str, str]]:
     for label, attribute, how in lines:
         value = available(result, attribute, DASH) if attribute else result
         if value is DASH or value is None:
-            text = value or ""
+            text: str | list[str] = value or ""
         else:
             text = how(value) if callable(how) else format(value, how)
-        written += [(label, text)] if text else []
+        written += [(label, one) for one in ([text] if isinstance(text, str) else text) if one]
     return written
 
 

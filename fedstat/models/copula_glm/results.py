@@ -109,6 +109,10 @@ class PrivateGLMRecord(EstimateRecord):
             raise ModelError("estimates and errors do not belong to one fit")
 
 
+NO_LIKELIHOOD_LINES = ("R-squared", "Log-Likelihood", "AIC", "BIC")
+"""Lines of a summary that sums with noise do not determine."""
+
+
 class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results 3", record=PrivateGLMRecord):
     """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
 
@@ -388,18 +392,13 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         errors = self._errors
         return {} if errors is None else {"sampling": errors.sampling, "noise": errors.noise}
 
-    def _summary_left(self) -> list[tuple[str, str]]:
-        rows = dict(super()._summary_left())
-        for label in ("R-squared", "Log-Likelihood", "AIC", "BIC"):
-            del rows[label]
-        rows["Model Family"] = self.family
-        if self._errors is not None:
-            if self._errors.simulated:
-                rows["Simulations"] = str(self._errors.draws)
-            rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
-        if self._record.test is not None:
-            rows["P (copula)"] = f"{self._record.test.pvalue:.3f}"
-        return list(rows.items())
+    _SUMMARY = (
+        *(line for line in CoefficientResults._SUMMARY if line[0] not in NO_LIKELIHOOD_LINES),
+        ("Model Family", "family", ""),
+        ("Simulations", "_errors", lambda errors: str(errors.draws) if errors.simulated else ""),
+        ("Noise / sampling", "_errors", lambda errors: f"{errors.ratio:.2f}"),
+        ("P (copula)", "_record.test", lambda test: f"{test.pvalue:.3f}"),
+    )
 
     def _summary_notes(self) -> Iterator[Note]:
         if self._errors is not None and self.budget_too_small:

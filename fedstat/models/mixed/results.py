@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import DASH, WIDTH, Lines, lines_of
+from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
@@ -126,6 +126,11 @@ def _method_line(fit: MixedFit) -> str:
         return "REML" if fit.reml else "maximum likelihood"
     nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
     return f"maximum likelihood, {nodes}"
+
+
+def _group_lines(fit: MixedFit) -> list[str]:
+    terms = zip(fit.effects.terms, fit.groups, strict=True)
+    return [f"{term.group}: {n:,.0f}" for term, n in terms]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -928,8 +933,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         ("Scale", "", lambda result: result._dispersion_line(result._fit.distribution.alpha is None)),
         ("Method", "_fit", _method_line),
         ("No. Observations", "nobs", ",d"),
-    )
-    _LAST: ClassVar[Lines] = (
+        ("Groups", "_fit", _group_lines),
+        ("ICC", "icc", lambda icc: [f"{group}: {share:.3f}" for group, share in icc.items()]),
         ("R2 (fixed / all)", "_r_squared", " / ".join),
         ("REML Log-Lik.", "", lambda result: two_digits(result.llf) if result.reml else ""),
         ("Log-Likelihood", "", lambda result: "" if result.reml else two_digits(result.llf)),
@@ -938,21 +943,6 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         ("Tests", "cov_type", lambda kind: TESTS_OF.get(kind, "")),
         ("Converged", "converged", yes_or_no),
     )
-
-    def _summary_left(self) -> list[tuple[str, str]]:
-        # One line for each grouping, and for each share: these are no fixed lines.
-        fit = self._record.fit
-        terms = zip(fit.effects.terms, fit.groups, strict=True)
-        try:
-            shares = [f"{group}: {share:.3f}" for group, share in self.icc.items()]
-        except NotAvailableError:
-            shares = [DASH]
-        return [
-            *lines_of(self, self._SUMMARY),
-            *(("Groups", f"{term.group}: {n:,.0f}") for term, n in terms),
-            *(("ICC", share) for share in shares),
-            *lines_of(self, self._LAST),
-        ]
 
     @property
     def _r_squared(self) -> list[str]:
