@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,6 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import (
     MAX_ROW_SHARE,
-    SMALLEST_FLOAT,
     find_isolating_direction,
     max_row_share,
 )
@@ -33,6 +33,15 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.disclosure.weight_spaces import (
+    MOST_GROUPS,
+    MOST_PRODUCTS,
+    ONE,
+    Expressions,
+    Polynomial,
+    find_isolated,
+    multiply,
+)
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
@@ -154,6 +163,8 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, leas
     such as levels of a table, do not end all later sums.
     """
     least = data.min_count if least is None else min(least, data.min_count)
+    if data.policy.remember == "all":
+        check_sums(data, lambda made: summed_groups(made, code, what), remedy)
     memory = data.memory
     released = memory.released
     if released is None:
@@ -352,19 +363,6 @@ def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
 # Products of released columns: rows behind each product, and the history of all released columns.
 
 BLOCK_ROWS, FIRST_ROWS = 4096, 64
-NEW_DIRECTION = 1e-6
-"""Length of what earlier columns leave of a new one, relative to it, below which it adds nothing.
-
-The history has four bytes per number, so a repeated column is recognized up to 6e-8 of its length.
-"""
-
-ISOLATION_TOLERANCE = 1e-4
-"""How much less than one the share may be of a combination of columns that a group of rows holds alone."""
-
-MOST_KEPT = 2**26
-"""Numbers in the history of columns, above which columns without zeros are not entered."""
-
-ALL_ROWS = "all rows"
 REMEDY = "Merge levels, or leave one of the two terms out"
 
 
@@ -497,74 +495,95 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     X = _with_indicators(parts[0] if len(parts) == 1 else np.concatenate(parts))
     if not len(X):
         return
-    if fact.weights is not None:
-        X = X * np.sqrt(fact.weights)[:, None]
     code = np.zeros(len(X), dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
-    found = [product_rows(X if len(groups) == 1 else X[code == group]) for group in groups]
-    for one in found:
-        check_product_rows(data, fact.names, one)
-    if fact.rows is None or data.policy.remember != "all":
-        return
-    memory = data.memory
-    released = memory.released or ReleasedGroups.none(data.table.n_rows)
-    parts, size, names = entered_columns(X, fact, product_rows(X) if len(groups) > 1 else found[0])
-    if len(size) + released.columns.shape[1] > MOST_KEPT / len(released.cells):
-        new = np.hstack(parts)
-        sparse = (new == 0.0).any(axis=0)
-        parts, size = [new[:, sparse]], size[sparse]
-        names = [name for name, kept in zip(names, sparse, strict=True) if kept]
-    q = len(size)
-    if len(groups) > 1 or len(fact.rows) < len(released.cells):
-        new, C = np.hstack(parts), np.zeros((len(released.cells), q * len(groups)))
-        for k, group in enumerate(groups):
-            C[fact.rows[code == group], k * q : (k + 1) * q] = new[code == group]
-        parts = [C]
-    basis, coefficients = new_directions(released.columns, parts, np.tile(size, len(groups)))
-    if not basis.shape[1]:
-        return
-    columns = np.hstack([released.columns, basis]) if released.columns.size else basis
-    leverage = np.einsum("ij,ij->i", columns, columns)
-    direction = None
-    if leverage.max(initial=0.0) >= 0.99 / few:
-        near = columns[leverage >= ISOLATION_TOLERANCE / few].astype(np.float64)
-        direction = find_isolating_direction(near, np.eye(columns.shape[1]), few, ISOLATION_TOLERANCE)
-    if direction is None and released.persons is not None:
-        direction = isolated_versions(columns.astype(np.float64), released.persons, few)
-    if direction is None:
-        memory.released = replace(released, columns=columns)
-        return
-    size = np.abs(coefficients @ direction[released.columns.shape[1] :])
-    involved = dict.fromkeys(names[j % q] for j in np.flatnonzero(size > 0.1 * size.max()).tolist())
-    raise PolicyError.of_rule(
-        "rows behind a product",
-        data.name,
-        f"refuses columns that, with those of earlier releases, single out fewer than {few + 1} rows: "
-        f"{', '.join(map(repr, involved))}. Use the columns of an earlier fit, merge levels, or leave a term "
-        "out",
-    )
+    weighted = X if fact.weights is None else X * np.sqrt(fact.weights)[:, None]
+    for group in groups:
+        check_product_rows(
+            data, fact.names, product_rows(weighted if len(groups) == 1 else weighted[code == group])
+        )
+    if fact.rows is not None:
+        check_sums(data, lambda made: summed_products(made, fact, X, code), COLUMNS_REMEDY)
 
 
-def isolated_versions(U: Floats, persons: Ints, few: int) -> Floats | None:
-    """Return a combination of orthonormal columns (n, q) that belongs to few persons, some with two versions.
+COLUMNS_REMEDY = "Use the columns of an earlier fit, merge levels, or leave a term out"
+ROWS_OF_TABLE = "rows"
 
-    The difference of sums before and after a correction belongs to both versions of a record, and reveals
-    what changed. One of the persons has a share of at least 1 / few of the combination. Its rows are tried,
-    with those of the persons that share most with them.
+
+def check_sums(
+    data: SiteData, sums: Callable[[Expressions], Iterator[tuple[Polynomial, str]]], remedy: str
+) -> None:
+    """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
+
+    Parameters
+    ----------
+    sums : callable
+        Yields what is summed, expressed by patterns and atoms, and the names of its columns.
+    remedy : str
+
+    Raises
+    ------
+    PolicyError
+        Names the columns, the rule and a remedy.
     """
-    own = np.einsum("ij,ij->i", U, U)
-    high = np.bincount(persons, own) >= (1.0 - ISOLATION_TOLERANCE) / few
-    for person in np.flatnonzero(high).tolist():
-        rows = np.flatnonzero(persons == person)
-        shared = np.abs(U[rows] @ U.T).max(axis=0)
-        closest = persons[np.argsort(-(own / 2.0 + shared))[: 4 * few * len(rows)]].tolist()
-        chosen = [person, *(other for other in dict.fromkeys(closest) if other != person)][:few]
-        V = U[np.isin(persons, chosen)]
-        _, s, directions = np.linalg.svd(V, full_matrices=False)
-        if s[0] ** 2 >= 1.0 - ISOLATION_TOLERANCE:
-            direction: Floats = directions[0]
-            return direction
-    return None
+    few, memory = data.policy.min_level_count - 1, data.memory
+    if data.policy.products == "any" or few < 1:
+        return
+    remembered = data.policy.remember == "all"
+    released = memory.released if remembered and memory.released is not None else None
+    released = ReleasedGroups.none(data.table.n_rows) if released is None else released
+    made = Expressions(released.spaces)
+    names = {frozenset(one.items()): name for one, name in sums(made)}
+    before = made.result()
+    after = before.with_sums(map(dict, names))
+    first = len(before.sums)
+    if len(after.sums) == first:
+        return
+    isolated = find_isolated(after, first, few, released.persons)
+    if isolated:
+        involved = dict.fromkeys(names[frozenset(after.sums[k].items())] for k in isolated)
+        raise PolicyError.of_rule(
+            "rows behind a product",
+            data.name,
+            f"refuses sums of {', '.join(involved)} that, combined with each other or with those of earlier "
+            f"releases, single out fewer than {few + 1} rows. {remedy}",
+        )
+    if remembered:
+        memory.released = replace(released, spaces=after)
+
+
+def summed_products(
+    made: Expressions, fact: SummedProducts, X: Floats, code: Ints
+) -> Iterator[tuple[Polynomial, str]]:
+    """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
+    assert fact.rows is not None
+    full = np.zeros((made.n, X.shape[1] + 2))
+    full[fact.rows, 0], full[fact.rows, 1:-1] = 1.0, X
+    full[fact.rows, -1] = 1.0 if fact.weights is None else fact.weights
+    columns = [made.of(np.ascontiguousarray(column)) for column in full.T]
+    *columns, weight = columns
+    names = [ROWS_OF_TABLE, *map(repr, fact.names)]
+    leveled = [all(not a for _, a in one) for one in columns]
+    groups, by_group = np.unique(code[code >= 0]), [ONE]
+    if len(groups) > 1 or (code < 0).any():
+        within = np.full(made.n, -1)
+        within[fact.rows] = code
+        by_group = [made.of((within == group) * 1.0) for group in groups]
+    many = sum(leveled) ** 2 * len(groups) > 2 * MOST_PRODUCTS
+    for i, j in combinations_with_replacement(range(len(columns)), 2):
+        if i and many and leveled[i] and leveled[j]:
+            continue
+        for group in by_group:
+            name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
+            yield multiply(columns[i], columns[j], weight, group), name
+
+
+def summed_groups(made: Expressions, code: Ints, name: str) -> Iterator[tuple[Polynomial, str]]:
+    """Express the counts of rows by group, (n_rows,), -1 for none."""
+    code = np.concatenate([code, np.full(made.n - len(code), -1)])
+    groups = np.unique(code[code >= 0])
+    for group in groups if len(groups) <= MOST_GROUPS else ():
+        yield made.of((code == group) * 1.0), name
 
 
 def _with_indicators(X: Floats) -> Floats:
@@ -576,75 +595,6 @@ def _with_indicators(X: Floats) -> Floats:
     return X
 
 
-def entered_columns(
-    X: Floats, fact: SummedProducts, found: ProductRows
-) -> tuple[list[Floats], Floats, list[str]]:
-    """Return the columns behind the sums of a request: (n, q) -> parts of (n, r), lengths (r,) and names.
-
-    These are a column of ones and the columns; for a column of three values its square as well, so that
-    combinations are its levels. A product of several factors a:z is z in the rows of a: these rows are
-    entered too, since later fits may sum anything else over them, and so are the rows that it shares with
-    other columns. With weights of many values, such as squared residuals, those of any two columns are
-    entered.
-    """
-    names = list(fact.names)
-    joined = found.partly & ~found.constant & np.array(fact.joined or [False] * len(names), dtype=bool)
-    more: list[Floats] = [np.ones(len(X))]
-    called = [ALL_ROWS]
-    if fact.weights is None:
-        three = [j for j in range(len(names)) if _has_values(X[:, j], 3)]
-        more += [X[:, j] ** 2 for j in three]
-        called += [names[j] for j in three]
-    group = found.constant | joined  # zeros because of levels, not because of its own values
-
-    def paired(i: int, j: int) -> bool:
-        return fact.weights is not None or bool((joined[i] or joined[j]) and group[i] and group[j])
-
-    partly = np.flatnonzero(found.partly).tolist()
-    for at, i in enumerate(partly):
-        more += [X[:, i] != 0.0] if joined[i] else []
-        called += [names[i]] if joined[i] else []
-        others = [j for j in partly[at + 1 :] if found.counts[i, j] > 0 and paired(i, j)]
-        more += [(X[:, i] != 0.0) & (X[:, j] != 0.0) for j in others]
-        called += [f"{names[i]} and {names[j]}" for j in others]
-    first = X.shape[1] if fact.weights is None else 0
-    parts = [X[:, :first], np.column_stack(more).astype(np.float64, copy=False)]
-    size = np.sqrt(np.concatenate([np.einsum("ij,ij->j", part, part) for part in parts]))
-    if not ((size > 1e-100) & (size < 1e100)).all():  # squares may be too large or too small for a number
-        parts = [part / np.maximum(np.abs(part).max(axis=0), SMALLEST_FLOAT) for part in parts]
-        size = np.concatenate([np.linalg.norm(part, axis=0) for part in parts])
-    return parts, np.where(size > 0.0, size, 1.0), [*names[:first], *called]
-
-
 def _has_values(x: Floats, count: int) -> bool:
     """Return whether a column has exactly this number of values; the first rows rule out most."""
     return len(np.unique(x[:FIRST_ROWS])) <= count and len(np.unique(x)) == count
-
-
-def new_directions(known: Array, parts: Sequence[Floats], size: Floats) -> tuple[Array, Floats]:
-    """Orthonormal columns that parts of columns (n, q), of lengths (q,), add to an orthonormal basis (n, r).
-
-    Returns
-    -------
-    basis : (n, k) array of float32
-    coefficients : (q, k) array
-        Of the columns, scaled to length one, in the basis, known ones aside.
-    """
-    n, r, q = len(known), known.shape[1], len(size)
-    blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, n, BLOCK_ROWS)]
-    gram = np.zeros((r + q, r + q))
-    for block in blocks:
-        both = np.hstack([known[block], *(part[block] for part in parts)])
-        gram += both.T @ both
-    gram[r:] /= size[:, None]
-    gram[:, r:] /= size
-    # Known columns have four bytes a number, and are orthonormal up to 1e-7 only.
-    along = np.linalg.solve(gram[:r, :r], gram[:r, r:])
-    values, vectors = np.linalg.eigh(gram[r:, r:] - gram[r:, :r] @ along)
-    kept = values > NEW_DIRECTION**2
-    coefficients = vectors[:, kept] / np.sqrt(values[kept])
-    moved = np.vstack([-along @ coefficients, coefficients / size[:, None]])
-    basis = np.empty((n, int(kept.sum())), dtype=np.float32)
-    for block in blocks:
-        basis[block] = np.hstack([known[block], *(part[block] for part in parts)]) @ moved
-    return basis, coefficients

@@ -23,6 +23,7 @@ from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
 from fedstat.federation.state_formats import HISTORY
+from fedstat.federation.disclosure.weight_spaces import WeightSpaces
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
     MARK_BYTES,
@@ -56,9 +57,8 @@ class ReleasedGroups:
         Independent groups that every group released so far is a combination of, as sets of cells.
     weights : (n_rows, m) array
         Weights from outside under which estimates were released.
-    columns : (n_rows, k) array of float32
-        Orthonormal basis of all columns of which sums were released; see
-        :mod:`fedstat.federation.disclosure.differencing`.
+    spaces : WeightSpaces
+        What was summed over rows, as weights times quantities.
     levels : mapping of str to (n_rows, s) array of uint32
         Digests of the levels of a column by which sums were released, 0 for rows that were in none of them.
     persons : (n_rows,) array of int, optional
@@ -68,7 +68,7 @@ class ReleasedGroups:
     cells: Ints
     basis: Bools
     weights: Floats
-    columns: Array
+    spaces: WeightSpaces
     levels: Mapping[str, Array] = field(default_factory=dict)
     persons: Ints | None = None
 
@@ -79,7 +79,7 @@ class ReleasedGroups:
             np.zeros(n_rows, dtype=np.int64),
             np.zeros((0, 1), dtype=np.bool_),
             np.zeros((n_rows, 0)),
-            np.zeros((n_rows, 0), dtype=np.float32),
+            WeightSpaces.none(n_rows),
         )
 
     @property
@@ -129,14 +129,15 @@ class ReleasedGroups:
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
         there = (places >= 0)[:, None]
-        weights, columns, *coded = (
+        weights, *coded = (
             np.concatenate([np.where(there, held[places], held.dtype.type(0)), held[gone]])
             if len(held)
             else np.zeros((len(places), held.shape[1]), dtype=held.dtype)
-            for held in (self.weights, self.columns, *self.levels.values())
+            for held in (self.weights, *self.levels.values())
         )
         levels = dict(zip(self.levels, coded, strict=True))
-        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns, levels), gone
+        cells, spaces = np.concatenate([here, self.cells[gone]]), self.spaces.carried(places, gone)
+        return ReleasedGroups(cells, basis, weights, spaces, levels), gone
 
     def fewest_isolated(self, min_count: int, known: int = 0) -> int:
         """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
@@ -191,9 +192,9 @@ class ReleasedGroups:
             "basis": packed,
             "c": np.array(self.basis.shape),
         }
-        for name, held in (("weights", self.weights), ("columns", self.columns)):
-            if held.size:
-                reported[name] = held
+        if self.weights.size:
+            reported["weights"] = self.weights
+        reported |= self.spaces.to_arrays()
         if self.levels:
             names = [name for name, held in self.levels.items() for _ in range(held.shape[1])]
             reported["levels"] = np.hstack([*self.levels.values()])
@@ -212,17 +213,16 @@ class ReleasedGroups:
             raise ValueError("the release history is not complete")
         nothing = np.zeros((len(cells), 0))
         weights = np.asarray(arrays.get("weights", nothing), dtype=np.float64)
-        columns = np.asarray(arrays.get("columns", nothing), dtype=np.float32)
-        for held in (weights, columns):
-            if held.ndim != 2 or len(held) != len(cells) or not np.isfinite(held).all():
-                raise ValueError("the release history is not complete")
+        if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
+            raise ValueError("the release history is not complete")
+        spaces = WeightSpaces.from_arrays(arrays, len(cells))
         codes = np.asarray(arrays.get("levels", np.zeros((len(cells), 0))), dtype=np.uint32)
         names = json.loads(arrays["level names"].tobytes()) if "level names" in arrays else []
         if codes.shape != (len(cells), len(names)):
             raise ValueError("the release history is not complete")
         owner = np.array(names)
         levels = {name: codes[:, owner == name] for name in dict.fromkeys(names)}
-        return cls(cells, basis, weights, columns, levels)
+        return cls(cells, basis, weights, spaces, levels)
 
 
 @dataclass(slots=True)

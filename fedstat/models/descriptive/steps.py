@@ -495,7 +495,9 @@ def sum_log_rank(data: SiteData, state: State) -> dict[str, Array]:
 def sum_number(data: SiteData, state: State) -> dict[str, Array]:
     """Sum the number by group: ``moments`` (G, 4), about the site's own means, which keeps their digits."""
     opened = cells_of(state)
-    state.report(GroupSums(opened.group, summed=SummedColumns(opened.number[:, None], opened.group)))
+    number = opened.number[:, None]
+    state.report(GroupSums(opened.group, summed=SummedColumns(number, opened.group)))
+    state.report(SummedProducts(lambda: [number], [opened.request.number], opened.rows, code=opened.group))
     n = np.bincount(opened.group, minlength=opened.groups).astype(np.float64)
     total = np.bincount(opened.group, opened.number, minlength=opened.groups)
     mean = np.divide(total, n, out=np.zeros_like(total), where=n > 0.0)

@@ -1,0 +1,527 @@
+"""Spaces of row weights: no combination of released sums belongs to few rows.
+
+A sum over rows is a weight for each row times a quantity. In the mean of z by group, the quantity is z, and
+the weights are the indicators of the groups. An entry of X'X is a quantity (a product of columns of many
+values: 1, z, z^2, z u) under weights of few values (products of indicators and of columns of few values). A
+count is the quantity 1.
+
+Two sums of different quantities cancel in no way that anybody can know without the values. Sums of one
+quantity do: the sum of z over the rows with a = 1 minus that over the rows with a = b = 1 is the sum of z
+over the rows with a = 1 and b = 0. So, for every quantity, all weights under which it was summed are kept,
+over all requests. No combination of them may be zero in all but a few rows. A request is judged by what it
+adds: a combination of earlier sums was released before.
+
+Columns are expressed by *patterns*, which have few values, and *atoms*, which have many. A column that equals
+a multiple of an atom except in few rows is a pattern times this atom, plus another atom in the other rows:
+
+    a:z = a z,    c = (1 - s) z + s c',    center(z) = z - m,    I(z**2) = z z.
+
+These are identities. So a combination that is found does belong to few rows, whatever the atoms are.
+
+Rows with the same values of all patterns are one *cell*. Weights are compared by cells, and only cells of few
+rows can be singled out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, combinations_with_replacement
+from typing import TypeAlias
+
+import numpy as np
+
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FEW_VALUES = 20
+"""Most values of a pattern."""
+SAMPLE_ROWS = 64
+"""Rows in which columns are first compared."""
+SAME_RATIO = 1e-6
+"""Relative difference of equal ratios. Atoms are stored with four bytes per number, which keep 6e-8."""
+EXPLAINED = 0.5
+"""Least share of the rows of a column that a multiple of an atom must explain."""
+MOST_FACTORS = 40
+"""Atoms up to which products of two are compared with a new column."""
+NEW_DIRECTION = 1e-7
+"""Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
+ISOLATED = 1e-6
+"""How much less than one the share may be of a combination that a group of rows holds alone."""
+MOST_PRODUCTS = 1200
+"""Products of columns of few values above which counts enter by column, and not by pairs of columns."""
+MOST_GROUPS = 400
+"""Groups of rows above which their counts do not enter."""
+MOST_SEEDS, MOST_PARTNERS = 400, 12
+
+Monomial: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Patterns and atoms that are multiplied, each sorted."""
+Polynomial: TypeAlias = Mapping[Monomial, float]
+"""A sum of monomials with coefficients."""
+ONE: Polynomial = {((), ()): 1.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightSpaces:
+    """Patterns, atoms, and the sums of products of them that were released.
+
+    Parameters
+    ----------
+    cells : (n_rows,) array of int
+        Cell of every row of the table: rows with equal values of all patterns.
+    patterns : (C, P) array
+        Values of the patterns in every cell.
+    atoms : (n_rows, A) array of float32
+        Columns of many values; NaN where a value is not known.
+    sums : tuple of polynomials
+        Each one is summed over all rows.
+    """
+
+    cells: Ints
+    patterns: Floats
+    atoms: Array
+    sums: tuple[Polynomial, ...] = ()
+    _known: frozenset[frozenset[tuple[Monomial, float]]] = field(default_factory=frozenset)
+
+    @classmethod
+    def none(cls, n_rows: int) -> WeightSpaces:
+        """Return the spaces before the first sum."""
+        cells = np.zeros(n_rows, dtype=np.int64)
+        return cls(cells, np.zeros((1, 0)), np.zeros((n_rows, 0), dtype=np.float32))
+
+    def with_sums(self, sums: Iterable[Polynomial]) -> WeightSpaces:
+        """Return the spaces after further sums; itself if all were there before."""
+        new = {frozenset(one.items()): one for one in sums if one}
+        added = [key for key in new if key not in self._known]
+        if not added:
+            return self
+        return replace(self, sums=(*self.sums, *(new[key] for key in added)), _known=self._known.union(added))
+
+    def carried(self, places: Ints, gone: Ints) -> WeightSpaces:
+        """Return the spaces of a table with other rows; see :meth:`ReleasedGroups.carried`.
+
+        New rows are in no sum yet: their patterns are zero.
+        """
+        patterns = np.vstack([self.patterns, np.zeros((1, self.patterns.shape[1]))])
+        here = np.where(places >= 0, self.cells[places] if len(self.cells) else -1, len(self.patterns))
+        atoms = np.full((len(places), self.atoms.shape[1]), np.nan, dtype=np.float32)
+        atoms[places >= 0] = self.atoms[places[places >= 0]]
+        cells = np.concatenate([here, self.cells[gone]])
+        return replace(self, cells=cells, patterns=patterns, atoms=np.concatenate([atoms, self.atoms[gone]]))
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, for a file."""
+        if not self.sums:
+            return {}
+        text = json.dumps([[[*key, value] for key, value in one.items()] for one in self.sums])
+        return {
+            "weight cells": self.cells.astype(np.int32),
+            "weight patterns": self.patterns,
+            "weight atoms": self.atoms,
+            "weight sums": np.frombuffer(text.encode(), dtype=np.uint8),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], n_rows: int) -> WeightSpaces:
+        """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
+        if "weight sums" not in arrays:
+            return cls.none(n_rows)
+        cells = np.asarray(arrays["weight cells"], dtype=np.int64)
+        patterns = np.asarray(arrays["weight patterns"], dtype=np.float64)
+        atoms = np.asarray(arrays["weight atoms"], dtype=np.float32)
+        sums = [
+            {(tuple(p), tuple(a)): float(value) for p, a, value in one}
+            for one in json.loads(arrays["weight sums"].tobytes())
+        ]
+        used = [key for one in sums for key in one]
+        whole = (
+            len(cells) == len(atoms) == n_rows
+            and patterns.ndim == atoms.ndim == 2
+            and np.isfinite(patterns).all()
+            and (not len(cells) or 0 <= cells.min() <= cells.max() < len(patterns))
+            and all(0 <= i < patterns.shape[1] for p, _ in used for i in p)
+            and all(0 <= i < atoms.shape[1] for _, a in used for i in a)
+        )
+        if not whole:
+            raise ValueError("the release history is not complete")
+        return cls(cells, patterns, atoms).with_sums(sums)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Columns as polynomials of patterns and atoms.
+
+
+class Expressions:
+    """Expresses columns, (n_rows,), by the patterns and atoms of a history, and adds what is new to these."""
+
+    def __init__(self, spaces: WeightSpaces) -> None:
+        self.spaces = spaces
+        self.n = len(spaces.cells)
+        self._new_patterns: list[Floats] = []
+        self._new_atoms: list[Floats] = []
+        self._atoms = spaces.atoms
+        self._extended: dict[int, Floats] = {}
+        self._place: dict[bytes, int] = {}
+        for j in range(spaces.patterns.shape[1]):
+            self._place.setdefault(spaces.patterns[spaces.cells, j].tobytes(), j)
+
+    def of(self, x: Floats, depth: int = 0) -> Polynomial:
+        """Return a column, zero in rows without a part in the sums, as a polynomial."""
+        if len(x) < self.n:  # rows that are gone come last, and are in no sum any more
+            x = np.concatenate([x, np.zeros(self.n - len(x))])
+        rows = np.flatnonzero(x)
+        if not len(rows):
+            return {}
+        if has_few_values(x):
+            return {((self._pattern(x),), ()): 1.0}
+        found = self._match(x, rows)
+        if found is None:
+            return self._new(x, rows)
+        out, rest = found
+        if rest.any() and depth < 4:
+            for key, value in self.of(rest, depth + 1).items():
+                out[key] = out.get(key, 0.0) + value
+        elif rest.any():
+            out |= self._new(rest, np.flatnonzero(rest))
+        return out
+
+    def result(self) -> WeightSpaces:
+        """Return the history with all patterns and atoms, and its sums."""
+        spaces, atoms = self.spaces, self._atoms
+        if self._extended or self._new_atoms:
+            atoms = np.column_stack([atoms, *self._new_atoms]).astype(np.float32, copy=False)
+            for j, values in self._extended.items():
+                atoms[:, j] = values
+        if not self._new_patterns:
+            return replace(spaces, atoms=atoms)
+        codes = [np.unique(one, return_inverse=True)[1].ravel() for one in self._new_patterns]
+        cells = spaces.cells
+        for code in codes:
+            cells = np.unique(cells * (int(code.max()) + 1) + code, return_inverse=True)[1].ravel()
+        first = np.zeros(int(cells.max(initial=-1)) + 1, dtype=np.int64)
+        first[cells[::-1]] = np.arange(len(cells))[::-1]
+        old = spaces.patterns[spaces.cells[first]]
+        patterns = np.column_stack([old, *(one[first] for one in self._new_patterns)])
+        return replace(spaces, cells=cells, patterns=patterns, atoms=atoms)
+
+    def _pattern(self, x: Floats) -> int:
+        x = np.ascontiguousarray(x, dtype=np.float64) + 0.0
+        key = x.tobytes()
+        if key not in self._place:
+            self._place[key] = self.spaces.patterns.shape[1] + len(self._new_patterns)
+            self._new_patterns.append(x)
+        return self._place[key]
+
+    def _new(self, x: Floats, rows: Ints) -> dict[Monomial, float]:
+        """Add a column as an atom; its most frequent value is a pattern if half of the rows have it."""
+        sample = x[rows[:: max(len(rows) // SAMPLE_ROWS, 1)]]
+        value, counts = np.unique(sample, return_counts=True)
+        common, out = float(value[counts.argmax()]), dict[Monomial, float]()
+        if counts.max() > 1 and (x == common).sum() >= EXPLAINED * len(rows):
+            out[((self._pattern((x == common) * 1.0),), ())] = common
+            x = np.where(x == common, 0.0, x)
+        place = self._atoms.shape[1] + len(self._new_atoms)
+        self._new_atoms.append(np.where(x != 0.0, x, np.nan))
+        out[((self._pattern((x != 0.0) * 1.0),), (place,))] = 1.0
+        return out
+
+    def _atom(self, j: int) -> Floats:
+        if j in self._extended:
+            return self._extended[j]
+        known = self._atoms.shape[1]
+        return self._atoms[:, j] if j < known else self._new_atoms[j - known]
+
+    def _match(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
+        """Express a column by an atom or a product of two; return the polynomial and what it leaves."""
+        count = self._atoms.shape[1] + len(self._new_atoms)
+        sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
+        held = [self._atom(j)[sample].astype(np.float64) for j in range(count)]
+        for j, v in enumerate(held):
+            if _ratios(x[sample], v) is not None:
+                found = self._times(x, rows, (j,))
+                if found is not None:
+                    return found
+        for j in range(count):  # an atom that is known in few of the sampled rows
+            v = self._atom(j)
+            both = rows[~np.isnan(v[rows])]
+            rare = len(both) > 0 and np.isnan(held[j]).mean() > EXPLAINED
+            if rare and _ratios(x[both], v[both]) is not None:
+                found = self._times(x, rows, (j,))
+                if found is not None:
+                    return found
+        if len(rows) > 8:
+            for j, v in enumerate(held):
+                line = _line(x[sample], v)
+                if line is not None:
+                    found = self._affine(x, rows, j, *line)
+                    if found is not None:
+                        return found
+            if count <= MOST_FACTORS:
+                for i, j in combinations_with_replacement(range(count), 2):
+                    if _ratios(x[sample], held[i] * held[j]) is not None:
+                        found = self._times(x, rows, (i, j))
+                        if found is not None:
+                            return found
+        return None
+
+    def _times(
+        self, x: Floats, rows: Ints, atoms: tuple[int, ...]
+    ) -> tuple[dict[Monomial, float], Floats] | None:
+        v = np.prod([self._atom(j)[rows] for j in atoms], axis=0, dtype=np.float64)
+        there = ~np.isnan(v)
+        ratios = _ratios(x[rows[there]], v[there])
+        if ratios is None:
+            return None
+        weight = np.zeros(self.n)
+        quotient = x[rows[there]] / v[there]
+        for ratio in ratios:
+            weight[rows[there][np.abs(quotient - ratio) <= SAME_RATIO * abs(ratio)]] = ratio
+        if len(atoms) == 1 and not there.all():
+            (j,) = atoms
+            more, values = rows[~there], np.array(self._atom(j), dtype=np.float64)
+            values[more] = x[more] / ratios[0]
+            weight[more] = ratios[0]
+            self._extend(j, values)
+        rest = np.where(weight == 0.0, x, 0.0)
+        return {((self._pattern(weight),), tuple(sorted(atoms))): 1.0}, rest
+
+    def _affine(
+        self, x: Floats, rows: Ints, j: int, start: float, slope: float
+    ) -> tuple[dict[Monomial, float], Floats] | None:
+        v = self._atom(j)[rows].astype(np.float64)
+        size = np.abs(slope * v) + abs(start) + np.abs(x[rows])
+        with np.errstate(invalid="ignore"):
+            same = np.abs(x[rows] - start - slope * v) <= SAME_RATIO * size
+        if same.sum() < EXPLAINED * (~np.isnan(v)).sum():
+            return None
+        here = np.zeros(self.n)
+        here[rows[same]] = 1.0
+        pattern = self._pattern(here)
+        return {((pattern,), ()): start, ((pattern,), (j,)): slope}, np.where(here == 0.0, x, 0.0)
+
+    def _extend(self, j: int, values: Floats) -> None:
+        known = self._atoms.shape[1]
+        if j < known:
+            self._extended[j] = values.astype(np.float32)
+        else:
+            self._new_atoms[j - known] = values
+
+
+def has_few_values(x: Floats) -> bool:
+    """Return whether a column has few values; the first rows rule out most."""
+    return len(np.unique(x[: 4 * FEW_VALUES])) <= FEW_VALUES and len(np.unique(x)) <= FEW_VALUES
+
+
+def _ratios(x: Floats, v: Floats) -> list[float] | None:
+    """Return the few ratios of x (m,) and v that explain most rows, the most frequent first; or None.
+
+    v is NaN where it is not known.
+    """
+    there = ~np.isnan(v) & (v != 0.0)
+    if not there.any():
+        return None
+    q = np.sort(x[there] / v[there])
+    new = np.append(True, np.diff(q) > SAME_RATIO * np.abs(q[1:]))
+    starts = np.flatnonzero(new)
+    counts = np.diff(np.append(starts, len(q)))
+    middle = q[starts + counts // 2]
+    order = np.argsort(-counts, kind="stable")[:FEW_VALUES]
+    order = order[(counts[order] > 1) | (np.abs(middle[order] - 1.0) <= SAME_RATIO)]
+    if not len(order):
+        return None
+    alone = len(q) == counts[order[0]] and abs(middle[order[0]] - 1.0) <= SAME_RATIO
+    if counts[order].sum() < EXPLAINED * len(q) or not (alone or counts[order[0]] > 2):
+        return None
+    return [1.0 if abs(one - 1.0) <= SAME_RATIO else float(one) for one in middle[order].tolist()]
+
+
+def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
+    """Return start and slope of a line through most points (v, x); None if there is none."""
+    there = ~np.isnan(v)
+    x, v = x[there], v[there]
+    if len(x) < 8:
+        return None
+    order = np.argsort(v)
+    half = len(x) // 2
+    with np.errstate(all="ignore"):
+        slopes = (x[order][half : 2 * half] - x[order][:half]) / (v[order][half : 2 * half] - v[order][:half])
+    slope = float(np.nanmedian(slopes))
+    if not np.isfinite(slope) or slope == 0.0:
+        return None
+    if (np.abs(slopes - slope) <= 1e-4 * abs(slope)).sum() < EXPLAINED * half:
+        return None
+    start = float(np.median(x - slope * v))
+    size = np.abs(slope * v) + abs(start) + np.abs(x)
+    return (
+        (start, slope) if (np.abs(x - start - slope * v) <= SAME_RATIO * size).mean() >= EXPLAINED else None
+    )
+
+
+def multiply(*factors: Polynomial) -> Polynomial:
+    """Return the product of polynomials."""
+    out: dict[Monomial, float] = dict(ONE)
+    for factor in factors:
+        product: dict[Monomial, float] = defaultdict(float)
+        for (p, a), one in out.items():
+            for (q, b), other in factor.items():
+                product[tuple(sorted((*p, *q))), tuple(sorted((*a, *b)))] += one * other
+        out = product
+    return dict(out)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Combinations of sums that belong to few rows.
+
+
+def find_isolated(spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None) -> list[int]:
+    """Return which sums from `first` on reveal, with earlier ones, something about at most `few` persons."""
+    judged: set[object] = set()
+    for members in _components(spaces.sums, first):
+        key = _shape(spaces.sums, members, first)
+        if key in judged:
+            continue
+        judged.add(key)
+        if found := _isolated_in(spaces, members, first, few, persons):
+            return found
+    return []
+
+
+def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
+    """Divide sums by the quantities that they share; those without a new sum are left out."""
+    parent: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def root(q: tuple[int, ...]) -> tuple[int, ...]:
+        while parent.setdefault(q, q) != q:
+            parent[q] = parent[parent[q]]
+            q = parent[q]
+        return q
+
+    for one in sums:
+        quantities = [a for _, a in one]
+        for q in quantities[1:]:
+            parent[root(q)] = root(quantities[0])
+    members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, one in enumerate(sums):
+        members[root(next(iter(one))[1])].append(place)
+    return [found for found in members.values() if found[-1] >= first]
+
+
+def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object:
+    """Return what decides about a component: its weights, without the names of its quantities."""
+    names: dict[tuple[int, ...], int] = {}
+    parts = [
+        (
+            k >= first,
+            frozenset((p, names.setdefault(a, len(names)), value) for (p, a), value in sums[k].items()),
+        )
+        for k in members
+    ]
+    return frozenset(parts)
+
+
+def _isolated_in(
+    spaces: WeightSpaces, members: list[int], first: int, few: int, persons: Ints | None
+) -> list[int]:
+    used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
+    values, inverse = np.unique(spaces.patterns[:, used], axis=0, return_inverse=True)
+    cell = inverse.ravel()[spaces.cells]
+    entry, size, unit, own = _entries(cell, len(values), persons)
+    small = (own[unit] <= few) & values.any(axis=1)[entry]
+    if not small.any():
+        return []
+    place = {i: k for k, i in enumerate(used)}
+    quantities = {a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))}
+    E, Q = len(entry), len(quantities)
+    M = np.zeros((Q, len(values), len(members)))
+    for column, k in enumerate(members):
+        for (p, a), value in spaces.sums[k].items():
+            M[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
+    M = M[:, entry] * np.sqrt(size)[:, None]
+    known = np.array([k < first for k in members])
+    U, new = _basis(M.reshape(Q * E, -1), known)
+    if new == U.shape[1]:
+        return []
+    U = U.reshape(Q, E, -1)
+    direction = _isolating(U, new, unit, own, small, few)
+    if direction is None:
+        return []
+    coefficients = np.linalg.lstsq(M.reshape(Q * E, -1), U.reshape(Q * E, -1) @ direction, rcond=None)[0]
+    weight = np.abs(coefficients) * np.linalg.norm(M.reshape(Q * E, -1), axis=0)
+    involved = [k for k, one in zip(members, weight, strict=True) if k >= first and one > 0.1 * weight.max()]
+    return involved or [k for k in members if k >= first]
+
+
+def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floats, Ints, Floats]:
+    """Divide cells by persons of several versions: cell, rows and unit of each entry; persons by unit."""
+    if persons is None or len(np.unique(persons)) == len(persons):
+        size = np.bincount(cell, minlength=n_cells).astype(np.float64)
+        every = np.arange(n_cells)
+        return every, size, every, size
+    several = np.bincount(persons)[persons] > 1
+    both = np.where(several, persons + 1, 0) * n_cells + cell
+    code, size = np.unique(both, return_counts=True)
+    entry, person = code % n_cells, code // n_cells
+    keys = np.where(person > 0, n_cells + person, entry)
+    _, unit = np.unique(keys, return_inverse=True)
+    own = np.zeros(int(unit.max(initial=-1)) + 1)
+    np.maximum.at(own, unit.ravel(), np.where(person > 0, 1.0, size))
+    return entry, size.astype(np.float64), unit.ravel(), own
+
+
+def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:
+    """Return orthonormal columns that span those of M (m, d), known ones first, and how many are known."""
+    length = np.linalg.norm(M, axis=0)
+    there = length > 0.0
+    M, known = M[:, there] / length[there], known[there]
+    U = _orthonormal(M[:, known])
+    rest = M[:, ~known]
+    for _ in range(2):
+        rest = rest - U @ (U.T @ rest)
+    return np.hstack([U, _orthonormal(rest)]), U.shape[1]
+
+
+def _orthonormal(M: Floats) -> Floats:
+    if not M.shape[1]:
+        return M
+    U, s, _ = np.linalg.svd(M, full_matrices=False)
+    return np.asarray(U[:, s > NEW_DIRECTION])
+
+
+def _isolating(U: Floats, new: int, unit: Ints, own: Floats, small: Bools, few: int) -> Floats | None:
+    """Return a combination of orthonormal columns, (Q, E, r), on units of at most `few` persons."""
+    units = np.unique(unit[small])
+    rows = {int(u): U[:, unit == u].reshape(-1, U.shape[2]) for u in units} if len(units) < 4000 else {}
+    share = np.zeros(len(own))
+    np.add.at(share, unit, np.einsum("qer,qer->e", U, U))
+    added = np.zeros(len(own))
+    np.add.at(added, unit, np.einsum("qer,qer->e", U[:, :, new:], U[:, :, new:]))
+
+    def of(u: int) -> Floats:
+        if u not in rows:
+            rows[u] = U[:, unit == u].reshape(-1, U.shape[2])
+        return rows[u]
+
+    seeds = units[share[units] >= (1.0 - ISOLATED) / few]
+    seeds = seeds[np.argsort(-share[seeds])][:MOST_SEEDS]
+    partners_of = units[share[units] > ISOLATED]
+    for seed in seeds.tolist():
+        others: list[int] = []
+        if few > own[seed]:
+            own_rows = of(seed)
+            coupling = np.array([np.linalg.norm(own_rows @ of(u).T) for u in partners_of.tolist()])
+            near = partners_of[np.argsort(-coupling)]
+            others = [u for u in near.tolist() if u != seed and own[u] + own[seed] <= few][:MOST_PARTNERS]
+        for count in range(few):
+            for chosen in combinations(others, count):
+                group = [seed, *chosen]
+                if own[group].sum() > few:
+                    continue
+                V = np.vstack([of(u) for u in group])
+                _, s, directions = np.linalg.svd(V, full_matrices=False)
+                alone = directions[s**2 >= 1.0 - ISOLATED]
+                if len(alone) and np.abs(alone[:, new:]).max() > ISOLATED:
+                    return np.asarray(alone[np.abs(alone[:, new:]).max(axis=1).argmax()])
+            if count and len(others) > MOST_PARTNERS:
+                break
+    return None
