@@ -40,7 +40,6 @@ from fedstat.federation.disclosure.weight_spaces import (
     Expressions,
     Polynomial,
     find_isolated,
-    multiply,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -163,8 +162,6 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, leas
     such as levels of a table, do not end all later sums.
     """
     least = data.min_count if least is None else min(least, data.min_count)
-    if data.policy.remember == "all":
-        check_sums(data, lambda made: summed_groups(made, code, what), remedy)
     memory = data.memory
     released = memory.released
     if released is None:
@@ -179,6 +176,8 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, leas
         )
     if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
         memory.released = after
+    if data.policy.remember == "all":
+        check_sums(data, lambda made: summed_groups(made, code, what), remedy)
 
 
 def check_session_difference(data: SiteData, state: State, place: str, code: Ints) -> None:
@@ -549,7 +548,7 @@ def check_sums(
             f"releases, single out fewer than {few + 1} rows. {remedy}",
         )
     if remembered:
-        memory.released = replace(released, spaces=after)
+        memory.released = replace(released, spaces=after.kept(released.spaces))
 
 
 def summed_products(
@@ -575,7 +574,7 @@ def summed_products(
             continue
         for group in by_group:
             name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
-            yield multiply(columns[i], columns[j], weight, group), name
+            yield made.product(columns[i], columns[j], weight, group), name
 
 
 def summed_groups(made: Expressions, code: Ints, name: str) -> Iterator[tuple[Polynomial, str]]:

@@ -35,14 +35,22 @@ import numpy as np
 
 from fedstat.typing import Array, Bools, Floats, Ints
 
+FORMAT = 1
+"""Number of the form in which the spaces are stored. Other forms are not read."""
 FEW_VALUES = 20
 """Most values of a pattern."""
+LARGEST_CODE = 50
+"""Largest whole number that is a value of a pattern even if no row repeats it."""
 SAMPLE_ROWS = 64
 """Rows in which columns are first compared."""
 SAME_RATIO = 1e-6
 """Relative difference of equal ratios. Atoms are stored with four bytes per number, which keep 6e-8."""
 EXPLAINED = 0.5
 """Least share of the rows of a column that a multiple of an atom must explain."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Sizes of columns beyond which their unit is changed."""
+MOST_KEPT = 2**26
+"""Values of atoms in a history above which no more atoms are kept."""
 MOST_FACTORS = 40
 """Atoms up to which products of two are compared with a new column."""
 NEW_DIRECTION = 1e-7
@@ -98,6 +106,15 @@ class WeightSpaces:
             return self
         return replace(self, sums=(*self.sums, *(new[key] for key in added)), _known=self._known.union(added))
 
+    def kept(self, before: WeightSpaces) -> WeightSpaces:
+        """Return what is remembered of these spaces: no more atoms than before if they are too many."""
+        if self.atoms.size <= MOST_KEPT:
+            return self
+        known = before.atoms.shape[1]
+        sums = [one for one in self.sums if all(i < known for _, a in one for i in a)]
+        bare = replace(self, atoms=self.atoms[:, :known], sums=(), _known=frozenset())
+        return bare.with_sums(sums)
+
     def carried(self, places: Ints, gone: Ints) -> WeightSpaces:
         """Return the spaces of a table with other rows; see :meth:`ReleasedGroups.carried`.
 
@@ -116,6 +133,7 @@ class WeightSpaces:
             return {}
         text = json.dumps([[[*key, value] for key, value in one.items()] for one in self.sums])
         return {
+            "weight format": np.array(FORMAT),
             "weight cells": self.cells.astype(np.int32),
             "weight patterns": self.patterns,
             "weight atoms": self.atoms,
@@ -125,8 +143,12 @@ class WeightSpaces:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], n_rows: int) -> WeightSpaces:
         """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
+        if "columns" in arrays or int(arrays.get("weight format", FORMAT)) != FORMAT:
+            raise ValueError("the release history was written by another version of fedstat")
         if "weight sums" not in arrays:
             return cls.none(n_rows)
+        if not {"weight cells", "weight patterns", "weight atoms"} <= set(arrays):
+            raise ValueError("the release history is not complete")
         cells = np.asarray(arrays["weight cells"], dtype=np.int64)
         patterns = np.asarray(arrays["weight patterns"], dtype=np.float64)
         atoms = np.asarray(arrays["weight atoms"], dtype=np.float32)
@@ -163,8 +185,9 @@ class Expressions:
         self._atoms = spaces.atoms
         self._extended: dict[int, Floats] = {}
         self._place: dict[bytes, int] = {}
-        for j in range(spaces.patterns.shape[1]):
-            self._place.setdefault(spaces.patterns[spaces.cells, j].tobytes(), j)
+        for j, values in enumerate(spaces.patterns.T):
+            self._place.setdefault(values[spaces.cells].tobytes(), j)
+        self._indicators = {j for j, values in enumerate(spaces.patterns.T) if _is_indicator(values)}
 
     def of(self, x: Floats, depth: int = 0) -> Polynomial:
         """Return a column, zero in rows without a part in the sums, as a polynomial."""
@@ -173,6 +196,9 @@ class Expressions:
         rows = np.flatnonzero(x)
         if not len(rows):
             return {}
+        size = float(np.abs(x).max())
+        if not SMALLEST < size < LARGEST:  # a unit, which no combination depends on
+            x = np.ldexp(x, -int(np.frexp(size)[1]))
         if has_few_values(x):
             return {((self._pattern(x),), ()): 1.0}
         found = self._match(x, rows)
@@ -184,6 +210,18 @@ class Expressions:
                 out[key] = out.get(key, 0.0) + value
         elif rest.any():
             out |= self._new(rest, np.flatnonzero(rest))
+        return out
+
+    def product(self, *factors: Polynomial) -> Polynomial:
+        """Return the product of polynomials; an indicator times itself is itself."""
+        out: Polynomial = ONE
+        for factor in factors:
+            product: dict[Monomial, float] = defaultdict(float)
+            for (p, a), one in out.items():
+                for (q, b), other in factor.items():
+                    pattern = sorted((*p, *(i for i in q if i not in p or i not in self._indicators)))
+                    product[tuple(pattern), tuple(sorted((*a, *b)))] += one * other
+            out = product
         return out
 
     def result(self) -> WeightSpaces:
@@ -209,8 +247,11 @@ class Expressions:
         x = np.ascontiguousarray(x, dtype=np.float64) + 0.0
         key = x.tobytes()
         if key not in self._place:
-            self._place[key] = self.spaces.patterns.shape[1] + len(self._new_patterns)
+            place = self.spaces.patterns.shape[1] + len(self._new_patterns)
+            self._place[key] = place
             self._new_patterns.append(x)
+            if _is_indicator(x):
+                self._indicators.add(place)
         return self._place[key]
 
     def _new(self, x: Floats, rows: Ints) -> dict[Monomial, float]:
@@ -289,14 +330,12 @@ class Expressions:
     def _affine(
         self, x: Floats, rows: Ints, j: int, start: float, slope: float
     ) -> tuple[dict[Monomial, float], Floats] | None:
-        v = self._atom(j)[rows].astype(np.float64)
-        size = np.abs(slope * v) + abs(start) + np.abs(x[rows])
+        v = self._atom(j).astype(np.float64)
+        size = np.abs(slope * v) + abs(start) + np.abs(x)
         with np.errstate(invalid="ignore"):
-            same = np.abs(x[rows] - start - slope * v) <= SAME_RATIO * size
-        if same.sum() < EXPLAINED * (~np.isnan(v)).sum():
+            here = (np.abs(x - start - slope * v) <= SAME_RATIO * size) * 1.0  # zeros of the line, too
+        if here[rows].sum() < EXPLAINED * (~np.isnan(v[rows])).sum():
             return None
-        here = np.zeros(self.n)
-        here[rows[same]] = 1.0
         pattern = self._pattern(here)
         return {((pattern,), ()): start, ((pattern,), (j,)): slope}, np.where(here == 0.0, x, 0.0)
 
@@ -309,8 +348,22 @@ class Expressions:
 
 
 def has_few_values(x: Floats) -> bool:
-    """Return whether a column has few values; the first rows rule out most."""
-    return len(np.unique(x[: 4 * FEW_VALUES])) <= FEW_VALUES and len(np.unique(x)) <= FEW_VALUES
+    """Return whether a column has few values; the first rows rule out most.
+
+    A number that is zero in all but few rows has few values, too. It is a column of many values there, unless
+    its values are repeated or are small whole numbers.
+    """
+    if len(np.unique(x[: 4 * FEW_VALUES])) > FEW_VALUES:
+        return False
+    values = np.unique(x[x != 0.0])
+    if len(np.unique(x)) > FEW_VALUES:
+        return False
+    small = bool((np.abs(values) <= LARGEST_CODE).all() and (values == np.rint(values)).all())
+    return len(values) < 2 or small or bool((x != 0.0).sum() >= 2 * len(values))
+
+
+def _is_indicator(x: Floats) -> bool:
+    return bool(((x == 0.0) | (x == 1.0)).all())
 
 
 def _ratios(x: Floats, v: Floats) -> list[float] | None:
@@ -356,18 +409,6 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
     return (
         (start, slope) if (np.abs(x - start - slope * v) <= SAME_RATIO * size).mean() >= EXPLAINED else None
     )
-
-
-def multiply(*factors: Polynomial) -> Polynomial:
-    """Return the product of polynomials."""
-    out: dict[Monomial, float] = dict(ONE)
-    for factor in factors:
-        product: dict[Monomial, float] = defaultdict(float)
-        for (p, a), one in out.items():
-            for (q, b), other in factor.items():
-                product[tuple(sorted((*p, *q))), tuple(sorted((*a, *b)))] += one * other
-        out = product
-    return dict(out)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -169,14 +169,28 @@ def table(rng: np.random.Generator) -> Analysis:
     names = [*rng.choice(["z", "u", "m", "c", "amount", "C(g)", "C(x)", "C(h)"], 2, replace=False)]
     names = [name for name in names if by not in variables(name) or not by]
     formula = " + ".join(names)
+    shown: list[tuple[str, str, str]] = []  # group, column and level of the counts that are not hidden
+
+    def run(partition: fs.ClientPartition) -> Any:
+        shown.clear()
+        found = fs.table_one(partition, formula, **({"by": by} if by else {}))
+        for one in found.variables:
+            if one.counts is not None:
+                where = np.argwhere(np.isfinite(one.counts)).tolist()
+                shown.extend((found._labels[i] if by else "", one.name, one.levels[j]) for i, j in where)
+        return found
 
     def sums(frame: pd.DataFrame) -> Floats:
         groups = indicators(frame[by]) if by else np.ones((len(frame), 1))
-        out = []
+        out = [np.ones((len(frame), 1)), groups]
         for name in names:
             column = frame[variables(name)[0]]
             if name.startswith("C("):
-                out += [groups * level[:, None] for level in indicators(column).T]
+                of_group = frame[by].astype(str) if by else None
+                for group, other, level in shown:
+                    if other == column.name:
+                        inside = 1.0 if of_group is None else (of_group == group).to_numpy() * 1.0
+                        out.append((inside * (column.astype(str) == level).to_numpy())[:, None])
             else:
                 there, value = column.notna().to_numpy() * 1.0, column.fillna(0.0).to_numpy()
                 out += [groups * part[:, None] for part in (there, value, value**2)]
@@ -184,7 +198,7 @@ def table(rng: np.random.Generator) -> Analysis:
 
     return Analysis(
         f"table_one {formula} by {by or 'nothing'}",
-        lambda partition: fs.table_one(partition, formula, **({"by": by} if by else {})),
+        run,
         sums,
     )
 
