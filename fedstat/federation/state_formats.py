@@ -105,7 +105,7 @@ def renamed(found: Iterable[str], known: Collection[str]) -> str:
 
 
 LEDGER = StateFormat("ledger", 1)
-HISTORY = StateFormat("release history", 1)
+HISTORY = StateFormat("release history", 2)
 PLAN = StateFormat("plan of an analysis", 1)
 DECISION = StateFormat("decision about a plan", 1)
 RULES = StateFormat("list of rules in force", 1)

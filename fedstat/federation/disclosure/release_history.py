@@ -22,8 +22,8 @@ import numpy as np
 from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
-from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.disclosure.weight_spaces import WeightSpaces
+from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
     MARK_BYTES,
@@ -323,7 +323,21 @@ def _name_mark_form(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
     return arrays
 
 
-CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {0: _name_mark_form}
+def _express_columns(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 1: a basis of all released columns, (n, k), becomes k weights under which rows were counted.
+
+    Which quantities were summed is not known, so a sum is compared with these columns as if it were a count.
+    """
+    columns = np.asarray(arrays.pop("columns", np.zeros((0, 0))), dtype=np.float64)
+    if columns.size:
+        arrays |= WeightSpaces.of_weights(columns).to_arrays()
+    return arrays
+
+
+CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {
+    0: _name_mark_form,
+    1: _express_columns,
+}
 """How the arrays of each earlier format become those of the next one, for the present table."""
 
 

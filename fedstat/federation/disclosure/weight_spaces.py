@@ -35,8 +35,6 @@ import numpy as np
 
 from fedstat.typing import Array, Bools, Floats, Ints
 
-FORMAT = 1
-"""Number of the form in which the spaces are stored. Other forms are not read."""
 FEW_VALUES = 20
 """Most values of a pattern."""
 LARGEST_CODE = 50
@@ -53,7 +51,7 @@ MOST_KEPT = 2**26
 """Values of atoms in a history above which no more atoms are kept."""
 MOST_FACTORS = 40
 """Atoms up to which products of two are compared with a new column."""
-NEW_DIRECTION = 1e-7
+NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
 ISOLATED = 1e-6
 """How much less than one the share may be of a combination that a group of rows holds alone."""
@@ -98,6 +96,14 @@ class WeightSpaces:
         cells = np.zeros(n_rows, dtype=np.int64)
         return cls(cells, np.zeros((1, 0)), np.zeros((n_rows, 0), dtype=np.float32))
 
+    @classmethod
+    def of_weights(cls, weights: Floats) -> WeightSpaces:
+        """Return the spaces after rows were counted with these weights, (n_rows, k)."""
+        patterns, cells = np.unique(weights, axis=0, return_inverse=True)
+        atoms = np.zeros((len(weights), 0), dtype=np.float32)
+        spaces = cls(cells.ravel().astype(np.int64), patterns, atoms)
+        return spaces.with_sums({((j,), ()): 1.0} for j in range(weights.shape[1]))
+
     def with_sums(self, sums: Iterable[Polynomial]) -> WeightSpaces:
         """Return the spaces after further sums; itself if all were there before."""
         new = {frozenset(one.items()): one for one in sums if one}
@@ -133,7 +139,6 @@ class WeightSpaces:
             return {}
         text = json.dumps([[[*key, value] for key, value in one.items()] for one in self.sums])
         return {
-            "weight format": np.array(FORMAT),
             "weight cells": self.cells.astype(np.int32),
             "weight patterns": self.patterns,
             "weight atoms": self.atoms,
@@ -143,8 +148,6 @@ class WeightSpaces:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], n_rows: int) -> WeightSpaces:
         """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
-        if "columns" in arrays or int(arrays.get("weight format", FORMAT)) != FORMAT:
-            raise ValueError("the release history was written by another version of fedstat")
         if "weight sums" not in arrays:
             return cls.none(n_rows)
         if not {"weight cells", "weight patterns", "weight atoms"} <= set(arrays):
