@@ -182,10 +182,11 @@ def table(rng: np.random.Generator) -> Analysis:
 
     def sums(frame: pd.DataFrame) -> Floats:
         groups = indicators(frame[by]) if by else np.ones((len(frame), 1))
-        out = [np.ones((len(frame), 1)), groups]
+        out = []
         for name in names:
             column = frame[variables(name)[0]]
             if name.startswith("C("):
+                out.append(groups)
                 of_group = frame[by].astype(str) if by else None
                 for group, other, level in shown:
                     if other == column.name:
