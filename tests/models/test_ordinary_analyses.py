@@ -164,7 +164,15 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
         ),
         Refused("transform a skewed one, or drop it", lambda: splines("num ~ age + thalach")),
     ),
-    "boosting": (lambda: boosted("num ~ age + sex", hospitals()), None),
+    # Long Beach has six women, and nearly all of them have the same severity.
+    "boosting": (
+        lambda: boosted("num ~ age + sex", hospitals()),
+        Refused("Terms sex (min_level_count, products)", lambda: boosted("num ~ age + thalach", hospitals())),
+    ),
+    "boosting without a hospital": (
+        lambda: boosted("num ~ age + sex", without(hospitals(), "Long Beach")),
+        None,
+    ),
     "clusters": (clusters, Refused("with  per_entity = 40", lambda: clusters(per_entity=40))),
     "federated averaging": (
         lambda: averaged("ill ~ age + sex", patients(), batch_size=None, standardize=True),

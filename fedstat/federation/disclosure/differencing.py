@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, product
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     ONE,
     Expressions,
     Polynomial,
+    WeightSpaces,
     find_isolated,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -509,15 +511,33 @@ COLUMNS_REMEDY = "Use the columns of an earlier fit, merge levels, or leave a te
 ROWS_OF_TABLE = "rows"
 
 
+NamedSums: TypeAlias = Iterable[tuple[Polynomial, str]]
+"""Sums, expressed by patterns and atoms, and the names of their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCells:
+    """Counts of rows by the levels of two columns, that a model of these columns needs.
+
+    Counts of few rows follow from `sums` by subtraction, as in the table of a response by a binary column.
+    These `cells` are released. No other sum may add to them what belongs to few rows.
+    """
+
+    cells: NamedSums = ()
+    sums: NamedSums = ()
+
+
 def check_sums(
-    data: SiteData, sums: Callable[[Expressions], Iterator[tuple[Polynomial, str]]], remedy: str
+    data: SiteData,
+    express: Callable[[Expressions], tuple[NamedSums, CountedCells]],
+    remedy: str,
 ) -> None:
     """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
 
     Parameters
     ----------
-    sums : callable
-        Yields what is summed, expressed by patterns and atoms, and the names of its columns.
+    express : callable
+        Returns what is summed, and the counts among it that are tolerated.
     remedy : str
 
     Raises
@@ -532,35 +552,43 @@ def check_sums(
     released = memory.released if remembered and memory.released is not None else None
     released = ReleasedGroups.none(data.table.n_rows) if released is None else released
     made = Expressions(released.spaces)
-    names = {frozenset(one.items()): name for one, name in sums(made)}
+    sums, counted = express(made)
+    sums, counts = list(sums), list(counted.sums)
     before = made.result()
-    after = before.with_sums(map(dict, names))
-    first = len(before.sums)
-    if len(after.sums) == first:
-        return
-    isolated = find_isolated(after, first, few, released.persons)
-    if isolated:
-        involved = dict.fromkeys(names[frozenset(after.sums[k].items())] for k in isolated)
-        raise PolicyError.of_rule(
-            "rows behind a product",
-            data.name,
-            f"refuses sums of {', '.join(involved)} that, combined with each other or with those of earlier "
-            f"releases, single out fewer than {few + 1} rows. {remedy}",
-        )
-    if remembered:
+    after = before.with_sums(one for one, _ in sums)
+    _require_rows(data, after, len(before.sums), sums, remedy)
+    known = after.with_sums(one for one, _ in counted.cells)
+    _require_rows(data, known.with_sums(one for one, _ in counts), len(known.sums), counts, remedy)
+    after = after.with_sums(one for one, _ in counts)
+    if remembered and len(after.sums) > len(before.sums):
         memory.released = replace(released, spaces=after.kept(released.spaces))
+
+
+def _require_rows(data: SiteData, after: WeightSpaces, first: int, named: NamedSums, remedy: str) -> None:
+    """Refuse sums, those from `first` on, that single out few rows."""
+    few, released = data.policy.min_level_count - 1, data.memory.released
+    isolated = find_isolated(after, first, few, None if released is None else released.persons)
+    if not isolated:
+        return
+    names = {frozenset(one.items()): name for one, name in named}
+    involved = dict.fromkeys(names[frozenset(after.sums[k].items())] for k in isolated)
+    raise PolicyError.of_rule(
+        "rows behind a product",
+        data.name,
+        "refuses sums that, combined with each other or with those of earlier releases, single out fewer "
+        f"than {few + 1} rows: {', '.join(involved)}. {remedy}",
+    )
 
 
 def summed_products(
     made: Expressions, fact: SummedProducts, X: Floats, code: Ints
-) -> Iterator[tuple[Polynomial, str]]:
+) -> tuple[NamedSums, CountedCells]:
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
     full = np.zeros((made.n, X.shape[1] + 2))
     full[fact.rows, 0], full[fact.rows, 1:-1] = 1.0, X
     full[fact.rows, -1] = 1.0 if fact.weights is None else fact.weights
-    columns = [made.of(np.ascontiguousarray(column)) for column in full.T]
-    *columns, weight = columns
+    *columns, weight = [made.of(np.ascontiguousarray(column)) for column in full.T]
     names = [ROWS_OF_TABLE, *map(repr, fact.names)]
     leveled = [all(not a for _, a in one) for one in columns]
     groups, by_group = np.unique(code[code >= 0]), [ONE]
@@ -568,21 +596,50 @@ def summed_products(
         within = np.full(made.n, -1)
         within[fact.rows] = code
         by_group = [made.of((within == group) * 1.0) for group in groups]
-    many = sum(leveled) ** 2 * len(groups) > 2 * MOST_PRODUCTS
-    for i, j in combinations_with_replacement(range(len(columns)), 2):
-        if i and many and leveled[i] and leveled[j]:
-            continue
-        for group in by_group:
-            name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
-            yield made.product(columns[i], columns[j], weight, group), name
+    pairs = [(0, j) for j in range(len(columns))]
+    if fact.multiplied:
+        several = combinations_with_replacement(range(1, len(columns)), 2)
+        many = sum(leveled) ** 2 * len(groups) > 2 * MOST_PRODUCTS
+        pairs += [(i, j) for i, j in several if not (many and leveled[i] and leveled[j])]
+    levels = [j for j in range(1, len(columns)) if made.is_indicator(columns[j])]
+    if fact.weights is not None or len(by_group) > 1:
+        levels = []
+    sums: list[tuple[Polynomial, str]] = []
+    counts: list[tuple[Polynomial, str]] = []
+    for i, j in pairs:
+        chosen = counts if i in levels and j in levels and i != j else sums
+        name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
+        chosen += [(made.product(columns[i], columns[j], weight, group), name) for group in by_group]
+    return sums, CountedCells(list(_cells(made, columns, names, levels)) if counts else (), counts)
 
 
-def summed_groups(made: Expressions, code: Ints, name: str) -> Iterator[tuple[Polynomial, str]]:
+def _cells(
+    made: Expressions, columns: Sequence[Polynomial], names: Sequence[str], levels: Sequence[int]
+) -> NamedSums:
+    """Yield the counts of rows by the levels of every two columns, those without an indicator included."""
+    by_column: dict[str, list[int]] = {}
+    for j in levels:
+        by_column.setdefault(names[j].rpartition("[")[0] or names[j], []).append(j)
+    every = [[*(columns[j] for j in own), _others(columns, own)] for own in by_column.values()]
+    for one, other in combinations(every, 2):
+        for a, b in product(one, other):
+            yield made.product(a, b), ""
+
+
+def _others(columns: Sequence[Polynomial], own: Sequence[int]) -> Polynomial:
+    """Return the indicator of the rows (column 0) that have none of the levels."""
+    out = dict(columns[0])
+    for j in own:
+        for key, value in columns[j].items():
+            out[key] = out.get(key, 0.0) - value
+    return {key: value for key, value in out.items() if value}
+
+
+def summed_groups(made: Expressions, code: Ints, name: str) -> tuple[NamedSums, CountedCells]:
     """Express the counts of rows by group, (n_rows,), -1 for none."""
-    code = np.concatenate([code, np.full(made.n - len(code), -1)])
     groups = np.unique(code[code >= 0])
-    for group in groups if len(groups) <= MOST_GROUPS else ():
-        yield made.of((code == group) * 1.0), name
+    many = len(groups) > MOST_GROUPS
+    return [(made.of((code == group) * 1.0), name) for group in groups if not many], CountedCells()
 
 
 def _with_indicators(X: Floats) -> Floats:

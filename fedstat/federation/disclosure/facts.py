@@ -396,6 +396,8 @@ class SummedProducts:
         Group of each row, if products are summed by group.
     weights : (n,) array, optional
         With which the products are summed once more; the columns were told before.
+    multiplied : bool
+        Whether products are summed; otherwise only each column.
     """
 
     chunks: Callable[[], Iterable[Floats]]
@@ -404,6 +406,7 @@ class SummedProducts:
     joined: Sequence[bool] = ()
     code: Ints | None = None
     weights: Floats | None = None
+    multiplied: bool = True
 
 
 @dataclass(frozen=True, slots=True)

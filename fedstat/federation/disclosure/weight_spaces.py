@@ -41,6 +41,8 @@ LARGEST_CODE = 50
 """Largest whole number that is a value of a pattern even if no row repeats it."""
 SAMPLE_ROWS = 64
 """Rows in which columns are first compared."""
+ROUNDED = 1e-9
+"""Relative difference from whole numbers below which the values of a pattern are whole numbers."""
 SAME_RATIO = 1e-6
 """Relative difference of equal ratios. Atoms are stored with four bytes per number, which keep 6e-8."""
 EXPLAINED = 0.5
@@ -53,7 +55,7 @@ MOST_FACTORS = 40
 """Atoms up to which products of two are compared with a new column."""
 NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
-ISOLATED = 1e-6
+ISOLATED = 1e-4
 """How much less than one the share may be of a combination that a group of rows holds alone."""
 MOST_PRODUCTS = 1200
 """Products of columns of few values above which counts enter by column, and not by pairs of columns."""
@@ -215,6 +217,12 @@ class Expressions:
             out |= self._new(rest, np.flatnonzero(rest))
         return out
 
+    def is_indicator(self, x: Polynomial) -> bool:
+        """Return whether a column is zero or one in every row."""
+        return len(x) == 1 and all(
+            not a and len(p) == 1 and p[0] in self._indicators and value == 1.0 for (p, a), value in x.items()
+        )
+
     def product(self, *factors: Polynomial) -> Polynomial:
         """Return the product of polynomials; an indicator times itself is itself."""
         out: Polynomial = ONE
@@ -247,6 +255,9 @@ class Expressions:
         return replace(spaces, cells=cells, patterns=patterns, atoms=atoms)
 
     def _pattern(self, x: Floats) -> int:
+        whole = np.rint(x)
+        if (np.abs(x - whole) <= ROUNDED * np.abs(whole)).all():  # after a change of units and back
+            x = whole
         x = np.ascontiguousarray(x, dtype=np.float64) + 0.0
         key = x.tobytes()
         if key not in self._place:

@@ -309,7 +309,8 @@ def _declare_vectors(
     # Effects at many values of a column count the rows at every value of the others: each session adds
     # columns to the history of those that were released.
     names = ["effects"] * next(blocks()).shape[1]
-    state.report(SummedProducts(blocks, names, np.flatnonzero(model.opened.used)))
+    rows = np.flatnonzero(model.opened.used)
+    state.report(SummedProducts(blocks, names, rows, multiplied=False))
 
 
 def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:

@@ -156,7 +156,12 @@ def sum_changes_of(
     state.report(
         WorkingWeights(lambda: np.abs(V).T, flat=flat),
         ScoreAndInformation(opened, len(V), point, lambda: blocks, groups=means.groups),
-        SummedProducts(lambda: iter([entered]), ["effects"] * entered.shape[1], np.flatnonzero(opened.used)),
+        SummedProducts(
+            lambda: iter([entered]),
+            ["effects"] * entered.shape[1],
+            np.flatnonzero(opened.used),
+            multiplied=False,
+        ),
     )
     return ChangedSums(np.sum(effects, axis=0), np.sum(slopes, axis=0))
 
