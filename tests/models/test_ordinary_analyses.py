@@ -169,10 +169,6 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
         lambda: boosted("num ~ age + sex", hospitals()),
         Refused("Terms sex (min_level_count, products)", lambda: boosted("num ~ age + thalach", hospitals())),
     ),
-    "boosting without a hospital": (
-        lambda: boosted("num ~ age + sex", without(hospitals(), "Long Beach")),
-        None,
-    ),
     "clusters": (clusters, Refused("with  per_entity = 40", lambda: clusters(per_entity=40))),
     "federated averaging": (
         lambda: averaged("ill ~ age + sex", patients(), batch_size=None, standardize=True),

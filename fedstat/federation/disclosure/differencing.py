@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations_with_replacement
 from typing import TypeAlias
 
 import numpy as np
@@ -515,21 +515,9 @@ NamedSums: TypeAlias = Iterable[tuple[Polynomial, str]]
 """Sums, expressed by patterns and atoms, and the names of their columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedCells:
-    """Counts of rows by the levels of two columns, that a model of these columns needs.
-
-    Counts of few rows follow from `sums` by subtraction, as in the table of a response by a binary column.
-    These `cells` are released. No other sum may add to them what belongs to few rows.
-    """
-
-    cells: NamedSums = ()
-    sums: NamedSums = ()
-
-
 def check_sums(
     data: SiteData,
-    express: Callable[[Expressions], tuple[NamedSums, CountedCells]],
+    express: Callable[[Expressions], tuple[NamedSums, NamedSums, NamedSums]],
     remedy: str,
 ) -> None:
     """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
@@ -537,7 +525,9 @@ def check_sums(
     Parameters
     ----------
     express : callable
-        Returns what is summed, and the counts among it that are tolerated.
+        Returns what is summed, counts of rows by levels of a column, and by those of two. Counts of few rows
+        that follow from the last two by subtraction are tolerated, as in a table of the response by a
+        binary column: a model of these columns needs them. With other sums they may not single out few rows.
     remedy : str
 
     Raises
@@ -552,22 +542,31 @@ def check_sums(
     released = memory.released if remembered and memory.released is not None else None
     released = ReleasedGroups.none(data.table.n_rows) if released is None else released
     made = Expressions(released.spaces)
-    sums, counted = express(made)
-    sums, counts = list(sums), list(counted.sums)
+    sums, levels, counts = express(made)
+    sums = [*sums, *levels]
     before = made.result()
     after = before.with_sums(one for one, _ in sums)
     _require_rows(data, after, len(before.sums), sums, remedy)
-    known = after.with_sums(one for one, _ in counted.cells)
-    _require_rows(data, known.with_sums(one for one, _ in counts), len(known.sums), counts, remedy)
-    after = after.with_sums(one for one, _ in counts)
+    if counts:
+        first, after = len(after.sums), after.with_sums(one for one, _ in counts)
+        own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
+        tolerated = {k for k, one in enumerate(after.sums) if frozenset(one.items()) in own}
+        _require_rows(data, after, first, counts, remedy, tolerated)
     if remembered and len(after.sums) > len(before.sums):
         memory.released = replace(released, spaces=after.kept(released.spaces))
 
 
-def _require_rows(data: SiteData, after: WeightSpaces, first: int, named: NamedSums, remedy: str) -> None:
+def _require_rows(
+    data: SiteData,
+    after: WeightSpaces,
+    first: int,
+    named: NamedSums,
+    remedy: str,
+    tolerated: Collection[int] = (),
+) -> None:
     """Refuse sums, those from `first` on, that single out few rows."""
     few, released = data.policy.min_level_count - 1, data.memory.released
-    isolated = find_isolated(after, first, few, None if released is None else released.persons)
+    isolated = find_isolated(after, first, few, None if released is None else released.persons, tolerated)
     if not isolated:
         return
     names = {frozenset(one.items()): name for one, name in named}
@@ -582,7 +581,7 @@ def _require_rows(data: SiteData, after: WeightSpaces, first: int, named: NamedS
 
 def summed_products(
     made: Expressions, fact: SummedProducts, X: Floats, code: Ints
-) -> tuple[NamedSums, CountedCells]:
+) -> tuple[NamedSums, NamedSums, NamedSums]:
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
     full = np.zeros((made.n, X.shape[1] + 2))
@@ -604,42 +603,20 @@ def summed_products(
     levels = [j for j in range(1, len(columns)) if made.is_indicator(columns[j])]
     if fact.weights is not None or len(by_group) > 1:
         levels = []
-    sums: list[tuple[Polynomial, str]] = []
-    counts: list[tuple[Polynomial, str]] = []
+    sums, ones, counts = (list[tuple[Polynomial, str]]() for _ in range(3))
     for i, j in pairs:
-        chosen = counts if i in levels and j in levels and i != j else sums
+        of_levels = j in levels and (not i or (i in levels and i != j))
+        chosen = sums if not of_levels and j else counts if i else ones
         name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
         chosen += [(made.product(columns[i], columns[j], weight, group), name) for group in by_group]
-    return sums, CountedCells(list(_cells(made, columns, names, levels)) if counts else (), counts)
+    return sums, ones, counts
 
 
-def _cells(
-    made: Expressions, columns: Sequence[Polynomial], names: Sequence[str], levels: Sequence[int]
-) -> NamedSums:
-    """Yield the counts of rows by the levels of every two columns, those without an indicator included."""
-    by_column: dict[str, list[int]] = {}
-    for j in levels:
-        by_column.setdefault(names[j].rpartition("[")[0] or names[j], []).append(j)
-    every = [[*(columns[j] for j in own), _others(columns, own)] for own in by_column.values()]
-    for one, other in combinations(every, 2):
-        for a, b in product(one, other):
-            yield made.product(a, b), ""
-
-
-def _others(columns: Sequence[Polynomial], own: Sequence[int]) -> Polynomial:
-    """Return the indicator of the rows (column 0) that have none of the levels."""
-    out = dict(columns[0])
-    for j in own:
-        for key, value in columns[j].items():
-            out[key] = out.get(key, 0.0) - value
-    return {key: value for key, value in out.items() if value}
-
-
-def summed_groups(made: Expressions, code: Ints, name: str) -> tuple[NamedSums, CountedCells]:
+def summed_groups(made: Expressions, code: Ints, name: str) -> tuple[NamedSums, NamedSums, NamedSums]:
     """Express the counts of rows by group, (n_rows,), -1 for none."""
     groups = np.unique(code[code >= 0])
     many = len(groups) > MOST_GROUPS
-    return [(made.of((code == group) * 1.0), name) for group in groups if not many], CountedCells()
+    return [(made.of((code == group) * 1.0), name) for group in groups if not many], [], []
 
 
 def _with_indicators(X: Floats) -> Floats:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, combinations_with_replacement
 from typing import TypeAlias
@@ -55,6 +55,8 @@ MOST_FACTORS = 40
 """Atoms up to which products of two are compared with a new column."""
 NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
+NEW_ON_ROWS = 1e-3
+"""Length of what allowed combinations leave of one on the same rows, above which it is another one."""
 ISOLATED = 1e-4
 """How much less than one the share may be of a combination that a group of rows holds alone."""
 MOST_PRODUCTS = 1200
@@ -429,15 +431,20 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
 # Combinations of sums that belong to few rows.
 
 
-def find_isolated(spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None) -> list[int]:
-    """Return which sums from `first` on reveal, with earlier ones, something about at most `few` persons."""
+def find_isolated(
+    spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None, tolerated: Collection[int] = ()
+) -> list[int]:
+    """Return which sums from `first` on reveal, with earlier ones, something about at most `few` persons.
+
+    Combinations of earlier sums do not count, and combinations of the `tolerated` sums do not.
+    """
     judged: set[object] = set()
     for members in _components(spaces.sums, first):
         key = _shape(spaces.sums, members, first)
         if key in judged:
             continue
         judged.add(key)
-        if found := _isolated_in(spaces, members, first, few, persons):
+        if found := _isolated_in(spaces, members, first, few, persons, tolerated):
             return found
     return []
 
@@ -476,13 +483,18 @@ def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object
 
 
 def _isolated_in(
-    spaces: WeightSpaces, members: list[int], first: int, few: int, persons: Ints | None
+    spaces: WeightSpaces,
+    members: list[int],
+    first: int,
+    few: int,
+    persons: Ints | None,
+    tolerated: Collection[int],
 ) -> list[int]:
     used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
     values, inverse = np.unique(spaces.patterns[:, used], axis=0, return_inverse=True)
     cell = inverse.ravel()[spaces.cells]
-    entry, size, unit, own = _entries(cell, len(values), persons)
-    small = (own[unit] <= few) & values.any(axis=1)[entry]
+    entry, size, unit, persons_of = _entries(cell, len(values), persons)
+    small = (persons_of[unit] <= few) & values.any(axis=1)[entry]
     if not small.any():
         return []
     place = {i: k for k, i in enumerate(used)}
@@ -493,16 +505,20 @@ def _isolated_in(
         for (p, a), value in spaces.sums[k].items():
             M[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
     M = M[:, entry] * np.sqrt(size)[:, None]
-    known = np.array([k < first for k in members])
-    U, new = _basis(M.reshape(Q * E, -1), known)
+    M, known = M.reshape(Q * E, -1), np.array([k < first for k in members])
+    U, new = _basis(M, known)
     if new == U.shape[1]:
         return []
-    U = U.reshape(Q, E, -1)
-    direction = _isolating(U, new, unit, own, small, few)
+    allowed = [U[:, :new].reshape(Q, E, new)]
+    if tolerated:
+        chosen = M[:, [k in tolerated for k in members]]
+        basis, _ = _basis(chosen, np.zeros(chosen.shape[1], dtype=np.bool_))
+        allowed.append(basis.reshape(Q, E, basis.shape[1]))
+    direction = _isolating(U.reshape(Q, E, U.shape[1]), allowed, unit, persons_of, small, few)
     if direction is None:
         return []
-    coefficients = np.linalg.lstsq(M.reshape(Q * E, -1), U.reshape(Q * E, -1) @ direction, rcond=None)[0]
-    weight = np.abs(coefficients) * np.linalg.norm(M.reshape(Q * E, -1), axis=0)
+    coefficients = np.linalg.lstsq(M, U @ direction, rcond=None)[0]
+    weight = np.abs(coefficients) * np.linalg.norm(M, axis=0)
     involved = [k for k, one in zip(members, weight, strict=True) if k >= first and one > 0.1 * weight.max()]
     return involved or [k for k in members if k >= first]
 
@@ -543,40 +559,66 @@ def _orthonormal(M: Floats) -> Floats:
     return np.asarray(U[:, s > NEW_DIRECTION])
 
 
-def _isolating(U: Floats, new: int, unit: Ints, own: Floats, small: Bools, few: int) -> Floats | None:
-    """Return a combination of orthonormal columns, (Q, E, r), on units of at most `few` persons."""
-    units = np.unique(unit[small])
-    rows = {int(u): U[:, unit == u].reshape(-1, U.shape[2]) for u in units} if len(units) < 4000 else {}
-    share = np.zeros(len(own))
+def _isolating(
+    U: Floats, allowed: Sequence[Floats], unit: Ints, persons: Floats, small: Bools, few: int
+) -> Floats | None:
+    """Return a combination of orthonormal columns, (Q, E, r), on units of at most `few` persons.
+
+    Combinations of the `allowed` ones, (Q, E, s) each, do not count.
+    """
+    share = np.zeros(len(persons))
     np.add.at(share, unit, np.einsum("qer,qer->e", U, U))
-    added = np.zeros(len(own))
-    np.add.at(added, unit, np.einsum("qer,qer->e", U[:, :, new:], U[:, :, new:]))
-
-    def of(u: int) -> Floats:
-        if u not in rows:
-            rows[u] = U[:, unit == u].reshape(-1, U.shape[2])
-        return rows[u]
-
+    units = np.unique(unit[small])
+    units = units[share[units] > ISOLATED]
     seeds = units[share[units] >= (1.0 - ISOLATED) / few]
-    seeds = seeds[np.argsort(-share[seeds])][:MOST_SEEDS]
-    partners_of = units[share[units] > ISOLATED]
+    seeds = seeds[np.argsort(-share[seeds], kind="stable")][:MOST_SEEDS]
     for seed in seeds.tolist():
-        others: list[int] = []
-        if few > own[seed]:
-            own_rows = of(seed)
-            coupling = np.array([np.linalg.norm(own_rows @ of(u).T) for u in partners_of.tolist()])
-            near = partners_of[np.argsort(-coupling)]
-            others = [u for u in near.tolist() if u != seed and own[u] + own[seed] <= few][:MOST_PARTNERS]
-        for count in range(few):
-            for chosen in combinations(others, count):
-                group = [seed, *chosen]
-                if own[group].sum() > few:
-                    continue
-                V = np.vstack([of(u) for u in group])
-                _, s, directions = np.linalg.svd(V, full_matrices=False)
-                alone = directions[s**2 >= 1.0 - ISOLATED]
-                if len(alone) and np.abs(alone[:, new:]).max() > ISOLATED:
-                    return np.asarray(alone[np.abs(alone[:, new:]).max(axis=1).argmax()])
-            if count and len(others) > MOST_PARTNERS:
+        others = _partners(U, unit, units, seed, persons, few)
+        for count in range(len(others) + 1):
+            if count >= few:
                 break
+            for chosen in combinations(others, count):
+                inside = np.isin(unit, [seed, *chosen])
+                if persons[[seed, *chosen]].sum() > few:
+                    continue
+                direction = _new_alone(U, allowed, inside)
+                if direction is not None:
+                    return direction
     return None
+
+
+def _partners(U: Floats, unit: Ints, units: Ints, seed: int, persons: Floats, few: int) -> list[int]:
+    """Return the units that share most of a combination with a unit, and may form a group with it."""
+    if persons[seed] >= few:
+        return []
+    own = U[:, unit == seed].reshape(-1, U.shape[2])
+    coupling = np.zeros(len(persons))
+    np.add.at(coupling, unit, np.einsum("qes,qes->e", *(2 * [np.einsum("qer,sr->qes", U, own)])))
+    coupling[seed] = -1.0
+    near = units[np.argsort(-coupling[units], kind="stable")]
+    return [u for u in near.tolist() if u != seed and persons[u] + persons[seed] <= few][:MOST_PARTNERS]
+
+
+def _new_alone(U: Floats, allowed: Sequence[Floats], inside: Bools) -> Floats | None:
+    """Return a combination that belongs to the entries `inside` alone, if it is none of the allowed ones."""
+    V = U[:, inside].reshape(-1, U.shape[2])
+    directions = _alone(V)
+    if not len(directions):
+        return None
+    vectors = directions @ V.T
+    for one in allowed:
+        W = one[:, inside].reshape(len(V), one.shape[2])
+        known = _alone(W) @ W.T
+        # Vectors on these rows, so that their orthonormal basis is small.
+        Q = np.linalg.svd(known, full_matrices=False)[2] if len(known) else known
+        vectors = vectors - (vectors @ Q.T) @ Q
+    length = np.linalg.norm(vectors, axis=1)
+    return np.asarray(directions[length.argmax()]) if length.max() > NEW_ON_ROWS else None
+
+
+def _alone(V: Floats) -> Floats:
+    """Return the combinations, (k, r), that have all of their length in the rows V (m, r)."""
+    if not V.shape[1]:
+        return np.zeros((0, 0))
+    _, s, directions = np.linalg.svd(V, full_matrices=False)
+    return np.asarray(directions[s**2 >= 1.0 - ISOLATED])
