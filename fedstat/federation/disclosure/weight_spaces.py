@@ -349,7 +349,8 @@ class Expressions:
         v = self._atom(j).astype(np.float64)
         size = np.abs(slope * v) + abs(start) + np.abs(x)
         with np.errstate(invalid="ignore"):
-            here = (np.abs(x - start - slope * v) <= SAME_RATIO * size) * 1.0  # zeros of the line, too
+            same = np.abs(x - start - slope * v) <= SAME_RATIO * size  # where both are zero, too
+        here = same.astype(np.float64)
         if here[rows].sum() < EXPLAINED * (~np.isnan(v[rows])).sum():
             return None
         pattern = self._pattern(here)
@@ -494,18 +495,19 @@ def _isolated_in(
     values, inverse = np.unique(spaces.patterns[:, used], axis=0, return_inverse=True)
     cell = inverse.ravel()[spaces.cells]
     entry, size, unit, persons_of = _entries(cell, len(values), persons)
-    small = (persons_of[unit] <= few) & values.any(axis=1)[entry]
+    there: Bools = np.asarray(values.any(axis=1))
+    small = (persons_of[unit] <= few) & there[entry]
     if not small.any():
         return []
     place = {i: k for k, i in enumerate(used)}
     quantities = {a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))}
     E, Q = len(entry), len(quantities)
-    M = np.zeros((Q, len(values), len(members)))
+    sums = np.zeros((Q, len(values), len(members)))
     for column, k in enumerate(members):
         for (p, a), value in spaces.sums[k].items():
-            M[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
-    M = M[:, entry] * np.sqrt(size)[:, None]
-    M, known = M.reshape(Q * E, -1), np.array([k < first for k in members])
+            sums[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
+    M: Floats = (sums[:, entry] * np.sqrt(size)[:, None]).reshape(Q * E, -1)
+    known = np.array([k < first for k in members])
     U, new = _basis(M, known)
     if new == U.shape[1]:
         return []
@@ -526,9 +528,9 @@ def _isolated_in(
 def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floats, Ints, Floats]:
     """Divide cells by persons of several versions: cell, rows and unit of each entry; persons by unit."""
     if persons is None or len(np.unique(persons)) == len(persons):
-        size = np.bincount(cell, minlength=n_cells).astype(np.float64)
+        rows = np.bincount(cell, minlength=n_cells).astype(np.float64)
         every = np.arange(n_cells)
-        return every, size, every, size
+        return every, rows, every, rows
     several = np.bincount(persons)[persons] > 1
     both = np.where(several, persons + 1, 0) * n_cells + cell
     code, size = np.unique(both, return_counts=True)
