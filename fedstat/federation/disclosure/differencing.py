@@ -584,10 +584,10 @@ def summed_products(
 ) -> tuple[NamedSums, NamedSums, NamedSums]:
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
-    full = np.zeros((made.n, X.shape[1] + 2))
+    full = np.zeros((made.n, X.shape[1] + 2), order="F")
     full[fact.rows, 0], full[fact.rows, 1:-1] = 1.0, X
     full[fact.rows, -1] = 1.0 if fact.weights is None else fact.weights
-    *columns, weight = [made.of(np.ascontiguousarray(column)) for column in full.T]
+    *columns, weight = [made.of(column) for column in full.T]
     names = [ROWS_OF_TABLE, *map(repr, fact.names)]
     leveled = [all(not a for _, a in one) for one in columns]
     groups, by_group = np.unique(code[code >= 0]), [ONE]

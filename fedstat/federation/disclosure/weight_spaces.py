@@ -28,7 +28,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -53,6 +53,10 @@ MOST_KEPT = 2**26
 """Values of atoms in a history above which no more atoms are kept."""
 MOST_FACTORS = 40
 """Atoms up to which products of two are compared with a new column."""
+SCREENED = 8
+"""Rows by which most functions of atoms are ruled out."""
+FEWEST_OF_A_LINE = 8
+"""Rows up to which a column is no linear function of an atom."""
 NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
 NEW_ON_ROWS = 1e-3
@@ -293,39 +297,47 @@ class Expressions:
         """Express a column by an atom or a product of two; return the polynomial and what it leaves."""
         count = self._atoms.shape[1] + len(self._new_atoms)
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
-        held = [self._atom(j)[sample].astype(np.float64) for j in range(count)]
-        for j, v in enumerate(held):
-            if _ratios(x[sample], v) is not None:
+        held = np.full((len(sample), count), np.nan)
+        for j in range(count):
+            held[:, j] = self._atom(j)[sample]
+        x_here = x[sample]
+        for j in _maybe_multiples(x_here, held):
+            if _ratios(x_here, held[:, j]) is not None:
                 found = self._times(x, rows, (j,))
                 if found is not None:
                     return found
-        for j in range(count):  # an atom that is known in few of the sampled rows
+        unknown = np.isnan(held).mean(axis=0) > EXPLAINED
+        for j in np.flatnonzero(unknown).tolist():  # atoms that are known in few of the sampled rows
             v = self._atom(j)
             both = rows[~np.isnan(v[rows])]
-            rare = len(both) > 0 and np.isnan(held[j]).mean() > EXPLAINED
-            if rare and _ratios(x[both], v[both]) is not None:
+            if len(both) and _ratios(x[both], v[both]) is not None:
                 found = self._times(x, rows, (j,))
                 if found is not None:
                     return found
-        if len(rows) > 8:
-            for j, v in enumerate(held):
-                line = _line(x[sample], v)
-                if line is not None:
-                    found = self._affine(x, rows, j, *line)
+        if len(rows) <= FEWEST_OF_A_LINE:
+            return None
+        for j in _maybe_lines(x_here, held):
+            line = _line(x_here, held[:, j])
+            if line is not None:
+                found = self._affine(x, rows, j, *line)
+                if found is not None:
+                    return found
+        if count <= MOST_FACTORS:
+            one, other = np.triu_indices(count)
+            for k in _maybe_products(x_here, held, one, other):
+                i, j = int(one[k]), int(other[k])
+                if _ratios(x_here, held[:, i] * held[:, j]) is not None:
+                    found = self._times(x, rows, (i, j))
                     if found is not None:
                         return found
-            if count <= MOST_FACTORS:
-                for i, j in combinations_with_replacement(range(count), 2):
-                    if _ratios(x[sample], held[i] * held[j]) is not None:
-                        found = self._times(x, rows, (i, j))
-                        if found is not None:
-                            return found
         return None
 
     def _times(
         self, x: Floats, rows: Ints, atoms: tuple[int, ...]
     ) -> tuple[dict[Monomial, float], Floats] | None:
         v = np.prod([self._atom(j)[rows] for j in atoms], axis=0, dtype=np.float64)
+        if (np.abs(v - x[rows]) <= SAME_RATIO * np.abs(v)).all():
+            return {((self._pattern((x != 0.0) * 1.0),), tuple(sorted(atoms))): 1.0}, np.zeros(self.n)
         there = ~np.isnan(v)
         ratios = _ratios(x[rows[there]], v[there])
         if ratios is None:
@@ -383,6 +395,30 @@ def _is_indicator(x: Floats) -> bool:
     return bool(((x == 0.0) | (x == 1.0)).all())
 
 
+def _maybe_multiples(x: Floats, V: Floats) -> list[int]:
+    """Return the columns of V (m, q) of which x (m,) may be a multiple in many rows."""
+    with np.errstate(all="ignore"):
+        q = np.sort(x[:, None] / V, axis=0)
+        same = np.abs(np.diff(q, axis=0)) <= SAME_RATIO * np.abs(q[1:])
+    return np.flatnonzero((same.sum(axis=0) > 1) | (len(x) - np.isnan(V).sum(axis=0) < 4)).tolist()
+
+
+def _maybe_lines(x: Floats, V: Floats) -> list[int]:
+    """Return the columns of V (m, q) of which x (m,) may be a linear function."""
+    with np.errstate(all="ignore"):
+        slopes = np.diff(x[:SCREENED])[:, None] / np.diff(V[:SCREENED], axis=0)
+        same = np.abs(np.diff(slopes, axis=0)) <= 1e-4 * np.abs(slopes[1:])
+    return np.flatnonzero(same.any(axis=0) | np.isnan(slopes).any(axis=0)).tolist()
+
+
+def _maybe_products(x: Floats, V: Floats, one: Ints, other: Ints) -> list[int]:
+    """Return the pairs of columns of V (m, q) of whose product x (m,) may be a multiple."""
+    with np.errstate(all="ignore"):
+        q = x[:SCREENED, None] / (V[:SCREENED, one] * V[:SCREENED, other])
+        same = np.abs(np.diff(q, axis=0)) <= SAME_RATIO * np.abs(q[1:])
+    return np.flatnonzero(same.any(axis=0)).tolist()
+
+
 def _ratios(x: Floats, v: Floats) -> list[float] | None:
     """Return the few ratios of x (m,) and v that explain most rows, the most frequent first; or None.
 
@@ -410,7 +446,7 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
     """Return start and slope of a line through most points (v, x); None if there is none."""
     there = ~np.isnan(v)
     x, v = x[there], v[there]
-    if len(x) < 8:
+    if len(x) < FEWEST_OF_A_LINE:
         return None
     order = np.argsort(v)
     half = len(x) // 2
