@@ -183,9 +183,9 @@ def test_averaging_in_batches_is_refused_with_its_remedy():
         averaged("ill ~ age + sex", patients())
 
 
-def test_at_least_fourteen_of_eighteen_run_as_they_are():
+def test_at_least_thirteen_of_eighteen_run_as_they_are():
     assert len(ANALYSES) == 18
-    assert sum(refused is None for _, refused in ANALYSES.values()) >= 14
+    assert sum(refused is None for _, refused in ANALYSES.values()) >= 13
 
 
 @pytest.mark.parametrize("name", ANALYSES)

@@ -416,10 +416,10 @@ class OpenRows:
             response = [f"{question.response_columns[0]}[{level}]" for level in question.categories]
         offset = self.offset_name
         weights = [name for role, name in question.weights.items() if role != "exposure"]
-        names, joined = self._columns()
+        names, summed = self._columns()
         more = [*response, *offset, *weights]
         rows = np.flatnonzero(self.used)
-        yield SummedProducts(self.released_columns, [*names, *more], rows, [*joined, *[False] * len(more)])
+        yield SummedProducts(self.released_columns, [*names, *more], rows, [*summed, *[True] * len(more)])
         if weights or question.response.startswith("cbind"):
             found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
             yield self.products_with(np.concatenate(found))
@@ -431,15 +431,14 @@ class OpenRows:
 
     def products_with(self, weights: Floats) -> SummedProducts:
         """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
-        names, joined = self._columns()
-        return SummedProducts(self.design_columns, names, np.flatnonzero(self.used), joined, weights=weights)
+        names, summed = self._columns()
+        return SummedProducts(self.design_columns, names, np.flatnonzero(self.used), summed, weights=weights)
 
     def _columns(self) -> tuple[list[str], list[bool]]:
-        """Names of the design's columns and of the cells of factors, and which belong to several factors."""
-        several = {term_text(term) for term in self.terms if len(term) > 1}
+        """Names of the design's columns and of the cells of factors, and which are summed."""
         X = np.zeros((sum(len(X) for _, X in self.chunks()), len(self.term_names)))
         cells = [text for text, _ in self.cells_of_terms(X)]
-        return [*self.names, *cells], [term in several for term in (*self.term_names, *cells)]
+        return [*self.names, *cells], [True] * len(self.names) + [False] * len(cells)
 
 
 @dataclass(slots=True, eq=False)

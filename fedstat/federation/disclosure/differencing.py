@@ -503,7 +503,7 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
         check_product_rows(
             data, fact.names, product_rows(weighted if len(groups) == 1 else weighted[code == group])
         )
-    if fact.rows is not None:
+    if fact.rows is not None and len(fact.rows) == len(X):  # in a dry run the rows are no rows of a table
         check_sums(data, lambda made: summed_products(made, fact, X, code), COLUMNS_REMEDY)
 
 
@@ -584,11 +584,13 @@ def summed_products(
 ) -> tuple[NamedSums, NamedSums, NamedSums]:
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
+    summed = np.array(fact.summed or [True] * len(fact.names), dtype=bool)
+    X = X[:, summed]
     full = np.zeros((made.n, X.shape[1] + 2), order="F")
     full[fact.rows, 0], full[fact.rows, 1:-1] = 1.0, X
     full[fact.rows, -1] = 1.0 if fact.weights is None else fact.weights
     *columns, weight = [made.of(column) for column in full.T]
-    names = [ROWS_OF_TABLE, *map(repr, fact.names)]
+    names = [ROWS_OF_TABLE, *(repr(name) for name, kept in zip(fact.names, summed, strict=True) if kept)]
     leveled = [all(not a for _, a in one) for one in columns]
     groups, by_group = np.unique(code[code >= 0]), [ONE]
     if len(groups) > 1 or (code < 0).any():

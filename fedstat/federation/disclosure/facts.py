@@ -390,8 +390,8 @@ class SummedProducts:
     names : sequence of str, (q,)
     rows : (n,) array of int, optional
         Which rows of the table they are; without them the columns are not entered into the history.
-    joined : sequence of bool, (q,)
-        Whether a column is a product of several factors.
+    summed : sequence of bool, (q,)
+        Whether a column is summed; the others are cells of a factor, whose rows count. By default all are.
     code : (n,) array of int, optional
         Group of each row, if products are summed by group.
     weights : (n,) array, optional
@@ -403,7 +403,7 @@ class SummedProducts:
     chunks: Callable[[], Iterable[Floats]]
     names: Sequence[str]
     rows: Ints | None = None
-    joined: Sequence[bool] = ()
+    summed: Sequence[bool] = ()
     code: Ints | None = None
     weights: Floats | None = None
     multiplied: bool = True

@@ -340,16 +340,14 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         (one.label, partial(made.of, p)) for p, one in enumerate(request.learners)
     ]
     columns.append((RESPONSE, made.scores))
-    width, sizes, names, joined = 1, [], list[str](), list[bool]()
-    several = [bool(one.by) or ":" in one.of for one in request.learners] + [False]
-    for (label, own), products in zip(columns, several, strict=True):
+    width, sizes, names = 1, [], list[str]()
+    for label, own in columns:
         held = list(own())  # one learner at a time
         k = held[0].shape[1]
         width += k if label != RESPONSE else 0
         sizes.append(_size(held))
         scaled = [Z / sizes[-1] for Z in held]
         names += [f"{label}[{j}]" for j in range(k)]
-        joined += [products] * k
         if masked:
             state.report(facts.DesignDirections(scaled.__iter__, n, names[-k:]))
         state.report(*(facts.SummedColumns(Z) for Z in scaled))
@@ -362,7 +360,7 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         all_made = partial(_side_by_side, [own for _, own in columns], size)
         state.report(facts.DesignDirections(all_made, n, names))
     rows = np.flatnonzero(_used(made.opened))
-    state.report(facts.SummedProducts(made.side_by_side, names, rows, joined, code=fold))
+    state.report(facts.SummedProducts(made.side_by_side, names, rows, code=fold))
     state.report(facts.RowGroups("", fold, rows))
 
 

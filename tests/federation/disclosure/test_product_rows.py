@@ -156,8 +156,8 @@ def test_columns_of_two_requests_differ_in_enough_rows(n):
     assert in_turn(released(X, first), released(X, 5.0 - 2.0 * second)) == ["", refused]
     assert in_turn(released(X, first), released(X, second), remember="rows") == ["", ""]
     # Another column over the rows of the second, and then over those of the first.
-    joined = released(X, np.cos(ROWS) * second, joined=[False, True])
-    same = released(X, np.cos(ROWS) * first, joined=[False, True])
+    joined = released(X, np.cos(ROWS) * second)
+    same = released(X, np.cos(ROWS) * first)
     assert in_turn(released(X, first), joined, same) == ["", "", refused]
     assert in_turn(joined, released(X, first), same) == ["", "", refused]
 

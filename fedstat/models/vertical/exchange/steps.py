@@ -224,9 +224,8 @@ def summed_products(rules: ExchangeRules, state: State, code: Ints) -> Iterator[
     names = block.spec.names if rules.terms is None else rules.terms(state)
     if own.min(initial=0) < own.max(initial=0):
         yield SummedProducts(lambda: [X], names, code=own)
-    terms = block.spec.term_names if rules.terms is None else ()
     rows = np.flatnonzero(block.seen)[staged.keep][code[staged.held] >= 0]
-    yield SummedProducts(lambda: [X], names, rows, [len(parse_term(term)) > 1 for term in terms])
+    yield SummedProducts(lambda: [X], names, rows)
 
 
 def sum_with_response(
