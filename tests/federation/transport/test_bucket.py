@@ -3,6 +3,7 @@
 import secrets
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from serving import connected
 import fedstat as fs
 from fedstat.errors import EngineError, FedstatWarning, PartitionError, SecurityError
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.transport.bucket import (
     TIME_DIGITS,
@@ -143,6 +145,32 @@ def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):
     with Service(address, site, coordinator.public.fingerprint):
         requester.join()
     assert unpack_reply(answers[0]).site == "North"
+
+
+def test_a_request_without_a_free_session_waits_says_so_and_is_answered_later(parts, address):
+    _, site, coordinator, transport = parts
+    site.max_sessions, site.states["fit"] = 1, State("North")
+    site.states["fit"].keep("model", 0)
+    begins = pack_request(Request("North", "design", "survey_rows", {}, "mine", "{}", turn=1))
+    answers, said = [], []
+
+    def request():
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            answers.append(transport.send("North", begins))
+        said.extend(str(one.message) for one in raised)
+
+    requester = threading.Thread(target=request)
+    requester.start()
+    with Service(address, site, coordinator.public.fingerprint):
+        while not any("/notes/" in key for key in keys_of(transport.bucket)):
+            time.sleep(0.01)
+        # others are answered meanwhile
+        assert unpack_reply(transport.send("North", QUESTION)).site == "North" and not answers
+        site.states["fit"].run_ended = True
+        requester.join()
+    assert len(answers) == 1 and "mine" in {chain.session for chain in site.site_ledger.chains}
+    assert all("waits for its turn" in text for text in said)
 
 
 def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address, monkeypatch):
