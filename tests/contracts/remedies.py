@@ -19,7 +19,7 @@ import statsmodels.api as sm
 from seeded_secrets import SECRETS
 
 import fedstat as fs
-from fedstat.errors import FedstatError, ModelError
+from fedstat.errors import FedstatError
 from fedstat.inference.notes import Catalogue
 
 OPEN = fs.Policy(min_count=1, min_level_count=1, min_events=1, max_parameters=1e9)
@@ -220,11 +220,6 @@ def _without_groups(formula: str) -> str:
     return re.sub(r" \+ \([^()]*\|[^()]*\)", "", formula)
 
 
-def no_dealer(self: Any, sites: Any) -> Any:
-    """Find no site that can deal random numbers."""
-    raise ModelError("no site can deal")
-
-
 def cluster(**more: str) -> dict[str, Any]:
     """Return arguments of errors by the clusters g."""
     return {"cov_type": "cluster", "cov_kwds": {"groups": "g", **more}}
@@ -397,9 +392,9 @@ SITUATIONS = [
         "response_released",
         "VFEMGLM",
         "e ~ x + z",
-        lambda: columns({site: table for site, table in counts().items() if site != "C"}),
-        {"family": BINOMIAL, "between": "independent"},
-        constants={"fedstat.federation.protocols.running_sums.RunningSums.dealers": no_dealer},
+        lambda: two_sites(),
+        {"family": BINOMIAL, "between": "independent", "coordinator": "A"},
+        {"cross_products": "sketch"},
     ),
     Situation(
         "curvature",
@@ -742,6 +737,12 @@ FAILURES = [
     Failure("VFEMGLM", "k ~ x + z", missing, {"family": POISSON}),
     Failure("VFEMRegression", EVERY, lacking, {}, {"method": "weighted"}),
     Failure("VFEMRegression", "y ~ x + z", two_sites, {"coordinator": "A"}),
+    Failure(
+        "VFEMGLM",
+        "e ~ x + z",
+        two_sites,
+        {"family": BINOMIAL, "between": "independent", "coordinator": "A"},
+    ),
     Failure("VFEMRegression", EVERY, functools.partial(entities, response=True)),
     Failure("VFEMRegression", "y ~ x + v + q", functools.partial(cells, partial="error")),
     Failure("VFEMRegression", "y ~ x + v + q", functools.partial(cells, True, partial="mean")),

@@ -15,7 +15,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatt
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.covariance.cross_products import check_dealers
+from fedstat.models.vfem.covariance.cross_products import ALTERNATIVES, GLM_ALTERNATIVES, check_dealers
 from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.covariance.protocol import (
     CovarianceOptions,
@@ -58,7 +58,7 @@ def fit_normal(
 ) -> FitProtocol[IterativeResult]:
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
-    check_dealers(iteration.layout, cross)
+    check_dealers(iteration.layout, cross, ALTERNATIVES)
     # Before the masks of the fit are set up, because the fit of the first point has its own masks.
     iteration.first = yield from first_point
     fit = yield from iteration.maximize()
@@ -73,7 +73,7 @@ def fit_normal(
 
 def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitProtocol[IterativeResult]:
     """Fit a response that is not normal."""
-    check_dealers(iteration.layout, options.cross)
+    check_dealers(iteration.layout, options.cross, GLM_ALTERNATIVES)
     fit = yield from maximize(iteration)
     fitted = yield from request_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None

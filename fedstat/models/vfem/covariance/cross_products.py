@@ -150,6 +150,8 @@ def multiply_columns(
 # Each method is a protocol with the same signature, named in ``CROSS_PRODUCTS``.
 
 ALTERNATIVES = ", or exchange='iterative' with cov_type='expected' or fs.Iteration(cross_products='sketch')"
+GLM_ALTERNATIVES = ", or cross_products='sketch', or cov_type='none'"
+"""What to do if no third party can deal, for a normal response and for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,16 +252,18 @@ def multiplied_products(
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
 
 
-def product_session(layout: Layout, session: str, at: str | None) -> SecureProductSession:
+def product_session(
+    layout: Layout, session: str, at: str | None, otherwise: str = ALTERNATIVES
+) -> SecureProductSession:
     """State which model requests products, and its alternatives if no third party can deal."""
-    return SecureProductSession(FAMILY, session, at, ALTERNATIVES, layout.least)
+    return SecureProductSession(FAMILY, session, at, otherwise, layout.least)
 
 
-def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
+def check_dealers(layout: Layout, options: CrossProductOptions, otherwise: str) -> None:
     """Require a dealer for every two sites, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.sites, 2):
-            product_session(layout, "", options.at).dealer(a, b, dealing_sites(layout))
+            product_session(layout, "", options.at, otherwise).dealer(a, b, dealing_sites(layout))
 
 
 def sketched_products(
