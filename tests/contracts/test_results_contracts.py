@@ -41,6 +41,13 @@ def test_saved_loaded_and_pickled(family, tmp_path):
             loaded = fs.load(tmp_path / "file")
             assert type(loaded) is type(fit) and text_of(loaded) == text_of(fit), name
             pd.testing.assert_frame_equal(loaded.tidy(), fit.tidy())
+            for table in ("ledger", "trace"):
+                there, here = getattr(loaded, table, None), getattr(fit, table, None)
+                assert (there is None) == (here is None), (name, table)
+                if table == "ledger" and here is not None:
+                    there, here = there.to_frame(), here.to_frame()
+                if here is not None:
+                    pd.testing.assert_frame_equal(there, here, check_exact=True)
 
 
 @over_families("shown")

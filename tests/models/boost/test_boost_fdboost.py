@@ -114,8 +114,7 @@ def test_sums_give_what_boosting_row_by_row_gives():
     assert found == pytest.approx(left, rel=1e-6)
 
 
-@pytest.mark.parametrize("penalty", ["separable", "fdboost"])
-@pytest.mark.parametrize("sites", [2, 12])
+@pytest.mark.parametrize(("penalty", "sites"), [("fdboost", 2), ("separable", 12)])
 def test_neither_number_nor_order_of_sites_matters(penalty, sites):
     text = "y(t) ~ bsignal(x1, knots=5) + bols(g) + bbs(age, knots=5, lower_bound=20, upper_bound=80)"
     frame, fits = simulated(240), []

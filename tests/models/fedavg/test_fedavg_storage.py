@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from descent import FRAME, WHOLE, F, fit, partition
+from descent import WHOLE, F, fit, partition
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
@@ -54,25 +54,6 @@ def path(tmp_path):
 def round_trip(result, path):
     result.save(path)
     return fs.load(path)
-
-
-@pytest.mark.parametrize("case", FITS)
-def test_every_kind_of_fit_can_be_saved(results, case, path):
-    result, loaded = results[case], round_trip(results[case], path)
-    assert type(loaded) is type(result) and not hasattr(loaded.model, "partition")
-    assert repr(loaded) == repr(result)
-    assert loaded.summary(0.1).as_text() == result.summary(0.1).as_text()
-    for what in ("params", "coef_sites", "distance"):
-        pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
-    for frames in ((loaded.trace, result.trace), (loaded.tidy(), result.tidy())):
-        pd.testing.assert_frame_equal(*frames, check_exact=True)
-    pd.testing.assert_frame_equal(loaded.ledger.to_frame(), result.ledger.to_frame(), check_exact=True)
-    for what in ("deviance", "pearson_chi2", "scale", "nobs", "df_resid", "df_model", "converged", "seed"):
-        assert getattr(loaded, what) == getattr(result, what)
-    for what in ("model_name", "method_name", "distribution"):
-        assert getattr(loaded, what) == getattr(result, what)
-    assert getattr(loaded, "llf", None) == getattr(result, "llf", None)
-    pd.testing.assert_series_equal(loaded.predict(FRAME), result.predict(FRAME), check_exact=True)
 
 
 def test_the_loss_of_each_site_comes_back_where_it_is_known(results, path):

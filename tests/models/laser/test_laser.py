@@ -58,7 +58,7 @@ def test_masked_sums_give_what_clear_outputs_give_for_one_set():
 def test_order_of_sites_does_not_matter(masked, listed, monkeypatch):
     """Where all sets are taken, and where some are drawn."""
     monkeypatch.setattr(protocol, "MAX_LISTED", listed)
-    fits = [model(partition(order=one)).fit(**QUICK, masked=masked) for one in permutations(SITES)]
+    fits = [model(partition(order=one)).fit(**QUICK, masked=masked) for one in list(permutations(SITES))[::2]]
     for fit in fits[1:]:
         same_networks(fits[0], fit, atol=1e-12)
         found, expected = (

@@ -92,10 +92,9 @@ def test_wald_tests_use_it_and_likelihood_ratios_are_refused():
     assert "robust" in str(result.summary())
 
 
-@pytest.mark.parametrize("cov_type", ["observed", "robust"])
-def test_a_file_keeps_it(cov_type, tmp_path):
+def test_a_file_keeps_it(tmp_path):
     _, model, _ = make("Logit")
-    result = model.fit(cov_type=cov_type, cross_products="exact")
+    result = model.fit(cov_type="robust", cross_products="exact")
     result.save(tmp_path / "fit")
     assert fs.load(tmp_path / "fit").cov_type == result.cov_type
 
