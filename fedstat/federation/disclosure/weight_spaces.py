@@ -293,25 +293,33 @@ class Expressions:
         known = self._atoms.shape[1]
         return self._atoms[:, j] if j < known else self._new_atoms[j - known]
 
-    def _match(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
-        """Express a column by an atom or a product of two; return the polynomial and what it leaves."""
+    def _match(
+        self, x: Floats, rows: Ints, without: frozenset[int] = frozenset()
+    ) -> tuple[dict[Monomial, float], Floats] | None:
+        """Express a column by an atom or a product of two; return the polynomial and what it leaves.
+
+        The atoms `without` are known in none of the rows.
+        """
         count = self._atoms.shape[1] + len(self._new_atoms)
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         held = np.full((len(sample), count), np.nan)
         for j in range(count):
-            held[:, j] = self._atom(j)[sample]
+            if j not in without:
+                held[:, j] = self._atom(j)[sample]
         x_here = x[sample]
         for j in _maybe_multiples(x_here, held):
             if _ratios(x_here, held[:, j]) is not None:
-                found = self._times(x, rows, (j,))
+                found = self._times(x, rows, (j,), without)
                 if found is not None:
                     return found
         unknown = np.isnan(held).mean(axis=0) > EXPLAINED
         for j in np.flatnonzero(unknown).tolist():  # atoms that are known in few of the sampled rows
+            if j in without:
+                continue
             v = self._atom(j)
             both = rows[~np.isnan(v[rows])]
             if len(both) and _ratios(x[both], v[both]) is not None:
-                found = self._times(x, rows, (j,))
+                found = self._times(x, rows, (j,), without)
                 if found is not None:
                     return found
         if len(rows) <= FEWEST_OF_A_LINE:
@@ -333,7 +341,7 @@ class Expressions:
         return None
 
     def _times(
-        self, x: Floats, rows: Ints, atoms: tuple[int, ...]
+        self, x: Floats, rows: Ints, atoms: tuple[int, ...], without: frozenset[int] = frozenset()
     ) -> tuple[dict[Monomial, float], Floats] | None:
         v = np.prod([self._atom(j)[rows] for j in atoms], axis=0, dtype=np.float64)
         if (np.abs(v - x[rows]) <= SAME_RATIO * np.abs(v)).all():
@@ -349,6 +357,13 @@ class Expressions:
         if len(atoms) == 1 and not there.all():
             (j,) = atoms
             more, values = rows[~there], np.array(self._atom(j), dtype=np.float64)
+            x_more = np.zeros(self.n)
+            x_more[more] = x[more]
+            other = self._match(x_more, more, without | {j})
+            if other is not None:  # a part of the same column, which another atom has
+                out, left = other
+                out[(self._pattern(weight),), (j,)] = 1.0
+                return out, left + np.where((weight == 0.0) & (x_more == 0.0), x, 0.0)
             values[more] = x[more] / ratios[0]
             weight[more] = ratios[0]
             self._extend(j, values)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
-from attacker.grammar import Analysis, draw_analysis
+from attacker.grammar import Analysis, draw_analysis, products
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import EstimationError, FedstatError
@@ -86,10 +86,23 @@ def attack(seed: int, campaign: Campaign, policy: fs.Policy | str = "strict") ->
         except TooFewDrawsError:
             campaign.undecided += 1
             continue
+        rows = [S for S in rows if not any(is_count(one, structure.fill(rng), S) for one in answered)]
         if rows:
             found.append(Finding(seed, site, [analysis.text for analysis in answered], rows))
     campaign.findings += found
     return found
+
+
+def is_count(analysis: Analysis, table: pd.DataFrame, rows: tuple[int, ...]) -> bool:
+    """Return whether a combination of counts of two levels of one model belongs to these rows.
+
+    The policy tolerates it, and the threat statements name it: small counts follow by subtraction.
+    """
+    X = analysis.levels(table)
+    if not X.shape[1]:
+        return False
+    counts = products(np.column_stack([np.ones(len(X)), X]))
+    return (rows in singled_out([counts, counts], 3)) if counts.shape[1] else False
 
 
 def terms_of(analyses: list[Analysis], table: pd.DataFrame) -> Array:

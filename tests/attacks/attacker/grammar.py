@@ -34,6 +34,18 @@ class Analysis:
     text: str
     run: Callable[[fs.ClientPartition], Any]
     terms: Callable[[pd.DataFrame], Floats]
+    levels: Callable[[pd.DataFrame], Floats] = lambda table: np.zeros((len(table), 0))
+    """Indicators of a model (n, L): counts of two of them follow by subtraction, and are tolerated."""
+
+
+def indicators_of(terms: list[str], answer: str) -> Callable[[pd.DataFrame], Floats]:
+    """Return the function of a table that gives the columns of zeros and ones of a design."""
+
+    def levels(table: pd.DataFrame) -> Floats:
+        X = design_of(terms, answer, table)
+        return X[:, ((X == 0.0) | (X == 1.0)).all(axis=0)]
+
+    return levels
 
 
 def draw_analysis(rng: np.random.Generator) -> Analysis:
@@ -94,6 +106,7 @@ def linear(rng: np.random.Generator) -> Analysis:
         f"OLS {formula}",
         lambda partition: fs.FederatedOLS.from_formula(formula, partition).fit(),
         lambda table: products(design_of(terms, answer, table)),
+        indicators_of(terms, answer),
     )
 
 
@@ -130,6 +143,7 @@ def robust(rng: np.random.Generator) -> Analysis:
         f"OLS {formula}, HC0",
         lambda partition: fs.FederatedOLS.from_formula(formula, partition).fit(cov_type="HC0"),
         sums,
+        indicators_of(terms, answer),
     )
 
 
@@ -160,6 +174,7 @@ def general(rng: np.random.Generator) -> Analysis:
         f"GLM {family} {formula}",
         lambda partition: fs.FederatedGLM.from_formula(formula, partition, family=FAMILIES[family]).fit(),
         sums,
+        indicators_of(terms, answer),
     )
 
 
@@ -267,6 +282,7 @@ def boosted(rng: np.random.Generator) -> Analysis:
         f"boost {formula}",
         lambda partition: fs.FedFunctionBoost.from_formula(formula, partition).fit(steps=5),
         lambda frame: products(design_of(names, answer, frame)),
+        indicators_of(names, answer),
     )
 
 
