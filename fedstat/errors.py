@@ -144,10 +144,10 @@ class FedstatError(Exception):
     ...     print(type(error).__name__)
     FormulaError
     >>> try:
-    ...     fs.GLORE.from_formula("num > 0 ~ age", partition).fit().heterogeneity.leave_one_out
+    ...     fs.GLORE.from_formula("num > 0 ~ age", partition).fit().heterogeneity.left_out
     ... except fs.errors.FedstatError as error:
     ...     print(error.remedy.filled_call)
-    fit(masked=False)
+    fit(..., masked=False)
     """
 
     remedy: Remedy | None = None
