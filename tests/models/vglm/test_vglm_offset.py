@@ -189,7 +189,7 @@ def test_a_selection_after_a_fit_with_an_offset_knows_of_it():
         ({"offset": "x5"}, {}, "must be at the site of the response"),
         ({"var_weights": "v", "missing": "em"}, {}, "missing='drop', or freq_weights"),
         ({"var_weights": "v"}, {"inference": "split"}, "leave inference='debiased'"),
-        ({"offset": "log_t"}, {"exchange": "admm"}, "leave exchange='products'"),
+        ({"offset": "log_t"}, {"exchange": "admm"}, "use exchange='products'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(options, arguments, told):
