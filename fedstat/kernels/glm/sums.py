@@ -174,11 +174,7 @@ def evaluate(
         for chunk in chunks:
             middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
             step = partial(
-                _evaluate_piece,
-                beta=beta,
-                distribution=distribution,
-                observed=observed,
-                center=middle,
+                _evaluate_piece, beta=beta, distribution=distribution, observed=observed, center=middle
             )
             pieces = chunk.pieces()
             for sums in pool.map(step, pieces) if len(pieces) > 1 else map(step, pieces):

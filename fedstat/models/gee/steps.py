@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -359,12 +360,8 @@ def sums_at(
     model = clusters.model
     total = evaluate(clusters.chunks(), beta, model.distribution)
     state.report(*model.facts_at(beta, total, instead))
-
-    def each() -> Floats:
-        rows, _, _ = clusters.sorted
-        return clusters.by_cluster(row_weights(rows, beta, model.distribution))
-
-    state.report(WorkingWeights(each, instead=instead))
+    weights = partial(row_weights, clusters.sorted[0], beta, model.distribution)
+    state.report(WorkingWeights(lambda: clusters.by_cluster(weights()), instead=instead))
     return total
 
 

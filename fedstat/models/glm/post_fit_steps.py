@@ -354,14 +354,14 @@ def sum_leveraged(
     if int(power) not in (1, 2):
         raise MessageError(f"{data.name}: expected 'power' 1 or 2")
     own, T = model.place(shift, scale, beta)
-    p = model.p
     translated = own_inverse(data.name, sums_at(state, model, own).information, T, inverse)
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     state.report(*model.products_at(own))
     meat = outer_products(model.chunks(), own, model.distribution, translated, int(power))
-    inside = meat is not None
-    return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
+    if meat is None:
+        return {"inside": np.array(False), "meat": np.zeros_like(T)}
+    return {"inside": np.array(True), "meat": T.T @ meat @ T}
 
 
 @step(
