@@ -17,4 +17,4 @@ class _Compiling(event.Listener):
         """Leave the line as it is: the next step of the computation writes it again."""
 
 
-event.register("numba:compile", _Compiling())
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
