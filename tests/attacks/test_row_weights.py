@@ -128,6 +128,20 @@ def test_sums_of_two_requests_single_out_nobody(pair):
     first(partition)
 
 
+def test_strata_of_two_models_do_not_differ_in_one_person():
+    def cox(strata):
+        formula = f"Surv(t, e) ~ z + strata({strata})"
+        return fs.FederatedCox.from_formula(formula, partition).fit()
+
+    partition = sites()
+    cox("g")
+    with refused_for("differencing"):
+        cox("h")
+    cox("g")
+    partition = sites()
+    cox("h")
+
+
 FOUND = (2, 4, 50, 55, 100, 127, 175, 292, 341, 448, 490, 541, 690, 706, 751, 857, 914, 1065, 20124)
 """Seeds of sequences that singled out rows before the weights of sums were compared."""
 

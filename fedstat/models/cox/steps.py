@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import LevelRowCounts, ScoreAndInformation, WorkingWeights
+from fedstat.federation.disclosure.facts import LevelRowCounts, RowGroups, ScoreAndInformation, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -125,8 +125,11 @@ class SiteRisks(Objective):
         # Rows that were opened: in a dry run fewer than the site has.
         risks = cls(opened, request, sum(len(X) for _, X in opened.chunks()))
         # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
-        counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
-        state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
+        code = risks.codes(request.strata) if request.strata else np.zeros(state.entities, dtype=np.int64)
+        state.report(LevelRowCounts(", ".join(request.strata) or "rows", np.bincount(code).tolist()))
+        used = np.flatnonzero(opened.used)
+        if request.strata and len(used) == len(code):  # in a dry run the rows are no rows of a table
+            state.report(RowGroups("", code, used, data.policy.min_level_count))
         table, _, _ = risks.rows
         if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
             raise DesignError(
