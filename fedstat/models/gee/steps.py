@@ -81,7 +81,7 @@ class ScaledRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClusterSums:
+class EquationSums:
     """Estimating functions (p,), their information (p, p), and products of residuals within clusters (3,)."""
 
     score: Floats
@@ -276,7 +276,7 @@ class SiteClusters(FitRows):
             )
         return at
 
-    def sums(self, own: Floats) -> ClusterSums | None:
+    def sums(self, own: Floats) -> EquationSums | None:
         """Sum over the clusters; None where a mean or the correlation is outside its range."""
         at, rho = self.at(own[:-1]), float(own[-1])
         if at is None or not self.allows(rho):
@@ -284,7 +284,7 @@ class SiteClusters(FitRows):
         score, information = self.functions(at, rho)
         pairs = pair_sums(at.r, self.weights, self.sorted[1])
         # The others are not needed, and would be products of other pairs of rows.
-        return ClusterSums(score.sum(axis=0), information[0], pairs * USED[self.request.structure])
+        return EquationSums(score.sum(axis=0), information[0], pairs * USED[self.request.structure])
 
     def terms(self, own: Floats) -> Mapping[str, Sequence[RowTerms]]:
         """Return the terms of the sums: a row's columns, with those of its cluster by the correlation.

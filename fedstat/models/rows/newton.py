@@ -33,7 +33,7 @@ OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
 """Parameters and covariance of a site's own fit, and its part of a test where dispersions differ."""
 
 
-class Evaluation(NamedTuple):
+class NewtonPoint(NamedTuple):
     """One evaluation: log-likelihood, Newton's step in standard errors, its largest move of a parameter."""
 
     loglik: float
@@ -111,7 +111,7 @@ class LikelihoodNewton(Generic[SumsT]):
     request: Any
     maxiter: int = 50
     tol: float = 1e-8
-    trace: list[Evaluation] = field(default_factory=list)
+    trace: list[NewtonPoint] = field(default_factory=list)
     few: bool = False
     halved: int = 0
     jumped: bool = False
@@ -149,7 +149,7 @@ class LikelihoodNewton(Generic[SumsT]):
         """Add a point to the trace, and return whether it is the maximum."""
         unit = max(self.dispersion(total), TINY)
         size = float(np.sqrt(max(float(step @ total.score), 0.0) / unit))
-        self.trace.append(Evaluation(total.loglik, size, float(np.abs(step).max(initial=0.0))))
+        self.trace.append(NewtonPoint(total.loglik, size, float(np.abs(step).max(initial=0.0))))
         settled = self.settled(total)
         return test.reached(total.loglik / unit, size) and settled
 
