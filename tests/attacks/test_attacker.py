@@ -93,7 +93,8 @@ SECONDS, FIRST_SEED = "FEDSTAT_ATTACK_SECONDS", "FEDSTAT_ATTACK_SEED"
 def test_no_sequence_singles_out_rows_under_the_strict_policy():
     """Set FEDSTAT_ATTACK_SECONDS (CPU seconds) and FEDSTAT_ATTACK_SEED for longer campaigns."""
     first, seconds = int(os.environ.get(FIRST_SEED, "0")), float(os.environ.get(SECONDS, "40"))
-    campaign = run_campaign(range(first, first + 10**9), "strict", seconds)
+    most = 10**9 if SECONDS in os.environ else 350  # the same sequences on a fast computer
+    campaign = run_campaign(range(first, first + most), "strict", seconds)
     print(campaign)
     assert not campaign.findings, "\n".join(str(finding) for finding in campaign.findings)
     assert campaign.answered > 0.15 * (campaign.answered + campaign.refused), str(campaign)
