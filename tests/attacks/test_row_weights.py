@@ -10,6 +10,7 @@ from attacker.attack import Campaign, attack
 from refusals import refused_for
 
 import fedstat as fs
+from fedstat.federation.disclosure.weight_spaces import WeightSpaces, find_isolated
 
 RULE = "rows behind a product"
 N = 600
@@ -149,3 +150,18 @@ FOUND = (2, 4, 50, 55, 100, 127, 175, 292, 341, 448, 490, 541, 690, 706, 751, 85
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_sequence_that_was_found_is_refused(seed):
     assert not attack(seed, Campaign())
+
+
+def test_a_count_of_records_whose_versions_count_alike_is_no_new_one():
+    """Two of thirty corrected rows have g = 1; the correction changed another column."""
+    n = 60
+    persons = np.append(np.arange(n), np.arange(30))  # the first thirty have a second version
+    g = np.zeros(n + 30)
+    g[[2, 5]] = g[n + 2 :][[0, 3]] = 1.0
+    g[35:50] = 1.0
+    before, after = g * (np.arange(n + 30) >= 30), g * (np.arange(n + 30) < n)
+    for changed, found in ((False, False), (True, True)):
+        again = before.copy()
+        again[n + 2] = 0.0 if changed else 1.0
+        spaces = WeightSpaces.of_weights(np.column_stack([after, again]))
+        assert bool(find_isolated(spaces, 1, 2, persons)) is found

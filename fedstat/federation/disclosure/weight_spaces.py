@@ -557,7 +557,14 @@ def _isolated_in(
     for column, k in enumerate(members):
         for (p, a), value in spaces.sums[k].items():
             sums[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
-    M: Floats = (sums[:, entry] * np.sqrt(size)[:, None]).reshape(Q * E, -1)
+    M: Floats = sums[:, entry] * np.sqrt(size)[:, None]
+    if () in quantities:
+        # A count says nothing of a person of whom all versions of a record count alike.
+        first_of, totals = np.unique(unit, return_index=True)[1], np.zeros((len(persons_of), len(members)))
+        np.add.at(totals, unit, sums[quantities[()], entry] * size[:, None])
+        M[quantities[()]] = 0.0
+        M[quantities[()], first_of] = totals[unit[first_of]] / np.sqrt(size[first_of])[:, None]
+    M = M.reshape(Q * E, -1)
     known = np.array([k < first for k in members])
     U, new = _basis(M, known)
     if new == U.shape[1]:

@@ -47,7 +47,7 @@ class Records:
         self.federation, self.path = federation, federation.home / "B.csv"
 
     def write(self, change):
-        change(pd.read_csv(self.path)).to_csv(self.path, index=False)
+        change(pd.read_csv(self.path, float_precision="round_trip")).to_csv(self.path, index=False)
 
     def correct(self, rows, column="x"):
         """Change one cell of each of some rows."""
@@ -82,8 +82,9 @@ def fitted(federation, formula="y ~ x"):
 
 CHANGES = {
     "corrected": lambda found: found.assign(x=np.where(found.index < 30, found["x"] + 0.5, found["x"])),
-    "added": lambda found: pd.concat([found, frame(N + 20).iloc[N:]]),
-    "removed": lambda found: found.iloc[20:],
+    # Enough rows of each group and outcome: a count of fewer than three would follow by subtraction.
+    "added": lambda found: pd.concat([found, frame(N + 40).iloc[N:]]),
+    "removed": lambda found: found.iloc[40:],
 }
 
 
@@ -110,10 +111,10 @@ def test_the_owner_learns_what_has_changed(federation):
     fitted(federation)
     records.write(lambda found: CHANGES["added"](CHANGES["removed"](found)))
     records.correct([0, 1])
-    assert "they have changed (2 corrected, 20 added, 20 removed)" in records.reload()
-    records.write(lambda found: found.iloc[:-20])
+    assert "they have changed (2 corrected, 40 added, 40 removed)" in records.reload()
+    records.write(lambda found: found.iloc[:-40])
     text = records.reload()
-    assert "they have changed (20 removed)" in text
+    assert "they have changed (40 removed)" in text
 
 
 def test_few_corrections_are_said_to_wait_for_more(federation):
