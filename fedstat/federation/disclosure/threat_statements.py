@@ -49,8 +49,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
         "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
-        "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. This check includes "
-        "the columns of earlier analyses.",
+        "No sum of a column, or of a product of columns, over 1 to {below_level} rows, and no combination of "
+        "such sums over groups, levels and columns of few values. This check includes all earlier analyses, "
+        "tables and curves. It does not include the weights of an iterated fit.",
         "Between two sites, one row can be nearly all of a product, because no site knows the values of the "
         "other. Only the number of rows is limited.",
         "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
@@ -68,6 +69,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "For survival curves: that an interval between two such times has few rows of a group and outcome. "
         "It is examined within a wider interval, whose counts are released.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
+        "This limit counts the rows of a site, and not those of a level: two functions of a column of whole "
+        "numbers in a level of few rows reveal its values in that level.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
         "several sums of functions of a column then have the outlier as their only unknown value.",
         "Sums are exact. Therefore very many analyses of the same rows reveal more than each one alone.",
