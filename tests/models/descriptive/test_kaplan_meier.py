@@ -385,7 +385,7 @@ def test_formulas_without_a_meaning(formula, error, text):
         ([3, 3], None, "ascend"),
         ([0, 3], None, "ascend"),
         ([3, 6], 60, "leave it out"),
-        (100, 48, r"exceeds the last time, until=48.*fit\(grid=2.4, until=48\)"),
+        (100, 48, r"exceeds the last time, until=48.*grid=2.4, until=48"),
         (1, 1100, r"received 1,100. Use grid=2"),
         (0.25, 1000, r"Use grid=1,"),
         (None, None, r"fit\(grid=1, until=60\)"),
