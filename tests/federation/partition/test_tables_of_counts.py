@@ -179,7 +179,7 @@ def test_columns_that_are_no_counts(change, text):
 
 
 def test_where_counts_have_no_place():
-    with pytest.raises(PartitionError, match=r"counts is for sites with different rows.*Leave it out"):
+    with pytest.raises(PartitionError, match=r"counts is for sites with different rows.*Leave counts= out"):
         fs.ClientPartition.from_frame(UCB, columns={"A": ["Dept"], "B": ["Admit"]}, counts="Freq")
     with pytest.raises(PartitionError, match="Leave on= out"):
         fs.ClientPartition.from_frames({"A": UCB}, "Dept", layout="horizontal", counts="Freq")
