@@ -18,7 +18,8 @@ KEYS = (
     "form site transport state is_served process since heartbeat connected version installed problem "
     "records_as_of site_ledger sessions requests refused arrays_released entries last_request "
     "passed_over waiting "
-    "plans_waiting certificate_days budget reload_problem exchange_problem clock refusals_left"
+    "plans_waiting certificate_days budget reload_problem exchange_problem clock refusals_left "
+    "policy_weakened"
 )
 
 
