@@ -85,8 +85,8 @@ class Remedy:
     @property
     def arguments(self) -> str:
         """What the call has in brackets: of ``from_formula``, if it is there, and else of ``fit``."""
-        inner = self.call.partition("(")[2].partition(").fit(")[0]
-        return inner.removesuffix(")").removeprefix("..., ")
+        inner, fitted, _ = self.call.partition("(")[2].partition(").fit(")
+        return (inner if fitted else inner.removesuffix(")")).removeprefix("..., ")
 
     @property
     def filled_call(self) -> str:

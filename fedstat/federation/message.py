@@ -82,7 +82,7 @@ class ArrayDeclaration:
     Parameters
     ----------
     kind : Kind
-        See :data:`Kind`.
+        See :data:`ArrayKind`.
     what : str
         Description of the array in the terms of the field, for the ledger.
     ndim : int
@@ -159,9 +159,9 @@ class Step:
     run : callable
         ``run(data, state, **arrays) -> {name: array}``, or, where a text is declared,
         ``run(data, state, text, **arrays) -> ({name: array}, text)``.
-    takes, gives : mapping of str to Declared
+    takes, gives : mapping of str to ArrayDeclaration
         The received and released arrays.
-    text_in, text_out : Declared, optional
+    text_in, text_out : ArrayDeclaration, optional
         Content of the plain JSON texts in the request and the reply.
     after : frozenset of str, optional
         Steps of the family of which one must directly precede it in a session; None: it may come at any time.

@@ -75,8 +75,11 @@ def flattest(first: Floats, now: Floats, along: Floats) -> tuple[Floats, float]:
     The part has a length of one standard error. The other parts of the direction are left out, because over
     a distance that is long for them the likelihood would fall.
     """
-    size = np.sqrt(np.maximum(np.diag(first), np.finfo(float).tiny))
+    size = np.sqrt(np.maximum(np.abs(np.diag(first)), np.finfo(float).tiny))
     metric = first / np.outer(size, size) + RIDGE * np.eye(len(size))
+    curvatures, axes = np.linalg.eigh(metric)
+    if curvatures[0] <= 0.0:  # an observed information far from the maximum
+        metric = axes * np.maximum(np.abs(curvatures), RIDGE) @ axes.T
     own = now / np.outer(size, size)
     values, vectors = eigh((own + own.T) / 2.0, (metric + metric.T) / 2.0)
     left = np.maximum(values, FARTHEST**-2)

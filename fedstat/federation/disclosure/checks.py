@@ -1,8 +1,9 @@
-"""The disclosure pipeline: every check that a request and its reply pass at a site, in order.
+"""The disclosure pipeline: the checks that a parsed request and its reply pass at a site, in order.
 
-:meth:`fedstat.federation.disclosure.site.Site.answer` parses a request, runs the checks :data:`BEFORE`, runs
-the step, whose facts pass :data:`FACT_CHECKS` as soon as it reports them, runs the checks :data:`AFTER`,
-masks the reply and records it. The order is the security argument. Decisions from the request and the policy
+:meth:`fedstat.federation.disclosure.site.Site.answer` checks address, owner of the session, turn, step and
+ledger of a request, runs the checks :data:`BEFORE`, checks the sites of a masked sum, runs the step, whose
+facts pass :data:`FACT_CHECKS` in the order in which it reports them, runs the checks :data:`AFTER`, masks the
+reply and records it. The order is the security argument. Decisions from the request and the policy
 come before a row is read, so that such a refusal reveals nothing. Decisions that depend on rows come before
 any release, and these refusals are filtered and counted.
 """

@@ -181,7 +181,7 @@ class Site:
         See :attr:`SiteData.common_seed`.
     site_column : str
         Column under which steps find the name of the site, the same in every row; none by default.
-    trust : Trust, optional
+    trust : SiteTrust, optional
         New keys by default.
     site_ledger : SiteLedger, optional
         The ledger of an earlier process, to be continued.

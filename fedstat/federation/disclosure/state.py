@@ -98,7 +98,7 @@ class SiteData:
         What the site's owner allows.
     memory : ReleaseHistory
         The groups of rows behind earlier releases; see :mod:`fedstat.federation.disclosure.release_history`.
-    trust : Trust
+    trust : SiteTrust
     site_ledger : SiteLedger
         The site's own ledger of all requests and releases.
     published : mapping of str to PublishedColumn

@@ -150,10 +150,10 @@ def orthonormalizer(G: Floats, groups: CoefficientGroups) -> tuple[Floats, Coeff
 # Breheny, P. and Huang, J. (2015). Group descent algorithms for nonconvex penalized linear and logistic
 # regression models with grouped predictors. Statistics and Computing 25, 173-187.
 
-# To add a penalty: write its class below, with the members of `Lasso`, and add it to FORMS and PENALTIES. A
-# missing member is a TypeError at import. Compiled code selects a form by its number (its index in FORMS)
-# through the functions that `_by_kind` writes; a number without a form raises. The compiled methods are
-# inlined before types are inferred: compiled one by one they would take 15 % longer.
+# To add a penalty: write its class below, with the members of `Lasso`, and add it to Form, FORMS and
+# PENALTIES. A missing member is a TypeError at import. Compiled code selects a form by its number (its index
+# in FORMS) through the functions that `_by_kind` writes; a number without a form raises. The compiled
+# methods are inlined before types are inferred: compiled one by one they would take 15 % longer.
 
 
 class Lasso:

@@ -27,6 +27,8 @@ FALLING = 0.9
 TINY = float(np.finfo(float).tiny)
 OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
 SINGULAR = "information is singular"
+INDEFINITE = 1e-6
+"""Size of a negative eigenvalue of a scaled information that is no rounding error."""
 Parameters: TypeAlias = Annotated[Floats, "q"]
 Products: TypeAlias = Annotated[Floats, "q q"]
 OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
@@ -264,9 +266,13 @@ def falls(new: float, old: float) -> bool:
 
 
 def newton_step(score: Floats, information: Floats) -> Floats:
-    """Return Newton's step from a point."""
-    size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    """Return Newton's step from a point; an ascent where the observed information is not yet positive."""
+    size = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
     scaled = information / np.outer(size, size)
+    curvatures, axes = np.linalg.eigh(scaled)
+    if curvatures.min(initial=0.0) < -INDEFINITE:
+        along = axes.T @ (score / size) / np.maximum(np.abs(curvatures), INDEFINITE)
+        return np.asarray(axes @ along / size)
     return np.asarray(np.linalg.lstsq(scaled, score / size, rcond=1e-12)[0] / size)
 
 

@@ -220,6 +220,20 @@ def test_weibull_fit_is_that_of_the_pooled_table(masked):
     assert not any(set(reply.arrays) - {"beta", "information", "columns"} for reply in alone)
 
 
+def test_weibull_takes_an_offset_and_refuses_late_entry():
+    """An offset of 2 in the logarithm of time moves the constant by minus 2, and no other coefficient."""
+    sites = fs.ClientPartition.from_frame(
+        TABLE.assign(by=2.0), by="site", policy=fs.Policy(min_level_count=1)
+    )
+    plain, moved = (
+        FederatedWeibull.from_formula("Surv(t, died) ~ x + z", sites, **options).fit()[1]
+        for options in ({}, {"offset": "by"})
+    )
+    assert_allclose(plain - moved, [2.0, 0.0, 0.0, 0.0], atol=1e-7)
+    with pytest.raises(MessageError, match="late entry"):
+        FederatedWeibull.from_formula("Surv(entry, t, died) ~ x + z", sites).fit()
+
+
 def test_weibull_parts_are_refused_under_a_policy_that_requires_more_rows():
     partition = fs.ClientPartition.from_frame(TABLE, by="site", policy=fs.Policy(min_count=200))
     with pytest.raises(fs.errors.PolicyError, match="minimum count"):

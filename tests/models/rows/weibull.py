@@ -36,6 +36,8 @@ class WeibullRows(PredictorObjective):
         opened = rows_of(state)
         if not opened.question.has_times:
             raise MessageError(f"{data.name}: the model opened no times")
+        if any(rows.times[:, 0].any() for rows, _ in opened.chunks()):
+            raise MessageError(f"{data.name}: late entry is not part of this model")
         site = cls(opened, request, state.entities)
         w, d, t = (np.concatenate(parts) for parts in zip(*site.times(), strict=True))
         return site, {"response": np.array([w.sum(), w @ d, w @ t])}
@@ -55,8 +57,9 @@ class WeibullRows(PredictorObjective):
 
     def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
         """Yield columns, log-densities or log-survival, and their derivatives by the two predictors."""
-        for (_, X), (w, d, t) in zip(self.opened.chunks(), self.times(), strict=True):
+        for (rows, X), (w, d, t) in zip(self.opened.chunks(), self.times(), strict=True):
             eta, log_sigma = (X @ self.coefficients(own).T).T
+            eta = eta if rows.offset is None else eta + rows.offset
             sigma = np.exp(log_sigma)
             z = (np.log(t) - eta) / sigma
             e = np.exp(z)
