@@ -17,7 +17,7 @@ from fedstat.federation.message import Request, pack_request
 from fedstat.kernels.glm.effects import outer_products
 from fedstat.models.glm.steps import SiteModel
 from fedstat.models.rows import steps
-from fedstat.models.rows.objective import OBJECTIVES, RowTerms
+from fedstat.models.rows.objective import OBJECTIVES, RowTerms, standard_place
 
 RNG = np.random.default_rng(4)
 N = 240
@@ -65,6 +65,7 @@ FAMILY |= dict.fromkeys(("logit", "probit", "gamma", "normal"), "glm")
 @pytest.fixture(scope="module", autouse=True)
 def weibull():
     """Let sites answer the family of the example during these tests."""
+    load_families()
     steps.enter_steps(WeibullRows)
     yield
     del FAMILIES["weibull"], OBJECTIVES["weibull"]
@@ -116,8 +117,21 @@ def slope(function, own, size=1e-5):
 
 
 def test_cases_are_of_all_objectives():
-    load_families()
     assert {FAMILY.get(name, name) for name in CASES} == set(OBJECTIVES)
+
+
+def test_columns_share_clusters_of_two_rows_and_no_single_rows():
+    site, _ = rows_of_fit("efron")
+    there = np.concatenate([site.opened.in_units(X) for _, X in site.opened.chunks()]) != 0.0
+    there[:, 0] &= np.arange(len(there)) % 3 > 0
+    pairs = np.arange(len(there)) // 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(site.opened), "in_units", lambda opened, X: there[: len(X)] * 1.0)
+        patch.setattr(type(site.opened), "chunks", lambda opened: iter([(None, there * 1.0)]))
+        alone, two = site.shared_columns(np.arange(len(there))), site.shared_columns(pairs)
+    inside = np.array([there[pairs == pair].any(axis=0) for pair in range(len(there) // 2)], dtype=int)
+    np.testing.assert_array_equal(two, inside.T @ inside)
+    assert not alone.any()
 
 
 def test_terms_add_up_to_the_sums(fitted):
@@ -245,3 +259,10 @@ def test_a_point_of_another_length_or_before_the_start_is_refused():
     arrays = {"shift": np.zeros(3), "scale": np.ones(3), "beta": np.zeros(4)}
     with pytest.raises(MessageError, match="no rows are open"):
         site.answer(pack_request(Request("Bonn", "weibull", "sum_scores", arrays, "another session")))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    site, _ = rows_of_fit("efron")
+    with pytest.raises(MessageError, match="array 'scale' must be positive"):
+        standard_place(site.opened, np.zeros(3), np.array([1.0, scale, 1.0]))
