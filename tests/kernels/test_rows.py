@@ -35,3 +35,19 @@ def test_gram_of_any_layout(p):
     for part in (X[:, :p], np.asfortranarray(X[:, :p]), X[::3, ::2]):
         w = np.linspace(-1.0, 2.0, len(part))
         np.testing.assert_allclose(row_products.gram(part, w), (part.T * w) @ part, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3, 6])
+def test_invert(q):
+    """Matrices of either sign, some of which need another row as pivot."""
+    signs, draw = set(), np.random.default_rng(q)
+    for k in range(12):
+        A = draw.normal(size=(q, q))
+        A[0, 0] *= 1e-12 if k % 2 and q > 1 else 1.0
+        sign, expected = np.linalg.slogdet(A)
+        inverse, V = np.linalg.inv(A), np.empty((q, q))
+        found = row_products.invert(A.copy(), V)
+        np.testing.assert_allclose(V, inverse, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(found, expected if sign > 0.0 else np.nan, rtol=1e-10, atol=1e-12)
+        signs.add(sign)
+    assert signs == {-1.0, 1.0}
