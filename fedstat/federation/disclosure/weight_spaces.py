@@ -522,8 +522,11 @@ def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
 
 
 def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object:
-    """Return what decides about a component: its weights, without the names of its quantities."""
-    names: dict[tuple[int, ...], int] = {}
+    """Return what decides about a component: its weights, without the names of its quantities.
+
+    Counts, the quantity of no atoms, are judged by other rules and keep their name.
+    """
+    names: dict[tuple[int, ...], int] = {(): 0}
     parts = [
         (
             k >= first,
