@@ -161,3 +161,18 @@ def test_a_bare_import_loads_no_scientific_package():
     code = "import sys, fedstat; fedstat.__version__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "pandas", "scipy", "numba", "statsmodels", "formulaic"} & set(loaded.split())
+
+
+def test_sites_start_without_distributions_of_scipy():
+    """They would be a quarter of the time in which a site, a partition or the command line is imported."""
+    code = """if True:
+        import sys, fedstat, fedstat.operator.command_line
+        from importlib import import_module
+        from fedstat.federation.disclosure.site import FEDERATION_FAMILIES
+        for name in FEDERATION_FAMILIES:
+            import_module(f"fedstat.federation.{name}")
+        fedstat.ClientPartition
+        print(*sys.modules)
+    """
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "scipy.special" in loaded.split() and "scipy.stats" not in loaded.split()

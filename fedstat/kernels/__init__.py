@@ -14,7 +14,7 @@ class _Compiling(event.Listener):
         report_compiling()
 
     def on_end(self, event: Any) -> None:
-        """Leave the line as it is: the next step of the computation writes it again."""
+        """Write nothing: the next step of the computation writes the line again."""
 
 
 event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]

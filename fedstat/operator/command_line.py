@@ -382,7 +382,7 @@ SITE = (
     ),
     Command(
         "summary",
-        "Write one page on a quarter, for a data protection officer: who asked for what, what was released "
+        "Write one page on a quarter, for a data protection officer: who requested what, what was released "
         "by column, what was refused, changes of the policy, exposure.",
         disclosure_commands.summarize_quarter,
         (

@@ -2,8 +2,7 @@
 
 Every site hashes the keys of its records under the secret that the sites share, and counts different keys by
 bucket of their hashes. The coordinator, who lacks the secret, learns the sums of these counts over all sites
-if there are masks, and no key. With N keys at all sites, of which key k is at w_k of them, and B buckets with
-sums c_b,
+if there are masks, and no key. With N keys at all sites, key k at w_k of them, and B buckets with sums c_b,
 
     E[sum_b c_b^2] = S + (N^2 - S) / B,        S = sum_k w_k^2,
 
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import pdtrc
 
 from fedstat.codec import to_json
 from fedstat.errors import MessageError
@@ -108,6 +107,7 @@ def shared_keys(counts: Floats) -> int:
     total, buckets = float(counts.sum()), len(counts)
     pairs = float((counts * (counts - 1.0)).sum()) / 2.0
     by_chance = total * max(total - 1.0, 0.0) / (2.0 * buckets)
-    if stats.poisson.sf(pairs - 1.0, by_chance) >= BY_CHANCE:
+    # The upper tail of a Poisson number.
+    if pairs < 1.0 or pdtrc(pairs - 1.0, by_chance) >= BY_CHANCE:
         return 0
     return max(round(pairs - by_chance), 1)

@@ -271,7 +271,7 @@ class Newton(LikelihoodNewton[PooledSums]):
         return gamma, total, converged or self.rounds is not None
 
     def examines(self) -> bool:
-        """Return whether steps go far enough to tell whether there is a maximum."""
+        """Return whether steps go far enough to decide whether there is a maximum."""
         return not self.halved and self.rounds is None
 
     def check_progress(self) -> None:
