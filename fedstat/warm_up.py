@@ -19,6 +19,7 @@ from statsmodels.genmod import families
 from fedstat import datasets
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.kernels.compiled import note_compiled
 from fedstat.models import INSTALLED
 
 ROWS = 600
@@ -176,13 +177,15 @@ FITS: dict[str, Callable[[], None]] = {
 
 def warm_up(served: Iterable[str] | None = None) -> dict[str, float]:
     """Compile the kernels of some families, or of all, and return the CPU seconds of each."""
-    seconds = {}
-    for family in FITS if served is None else [family for family in FITS if family in set(served)]:
+    seconds, wanted = {}, set(INSTALLED if served is None else served)
+    note_compiled(wanted - set(FITS))  # nothing to compile
+    for family in [family for family in FITS if family in wanted]:
         since = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the data are small, and these fits are not read
             FITS[family]()
         seconds[family] = time.process_time() - since
+        note_compiled([family])
     return seconds
 
 

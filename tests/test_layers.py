@@ -45,8 +45,8 @@ MAY_IMPORT = {
     "inference": {*FOUNDATION, "kernels", "privacy"},
     "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
     "results": {"federation", "inference", "models"},
-    "operator": {*FOUNDATION, "privacy", "federation"},
-    "warm_up": {"federation", "models", "datasets"},
+    "operator": {*FOUNDATION, "kernels", "privacy", "federation"},
+    "warm_up": {"kernels", "federation", "models", "datasets"},
     "template": set(),
 }
 BUILDS_ON = {"copula_glm": "copula", "boost": "copula", "impute": "vfem", "vfem": "vglm", "gee": "glm"}

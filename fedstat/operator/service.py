@@ -7,10 +7,11 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +23,8 @@ from typing import Any, TypeAlias
 from fedstat.codec import to_plain
 from fedstat.errors import FedstatError, PartitionError
 from fedstat.federation.audit.event_log import SiteLedger
-from fedstat.federation.files import write_atomic
+from fedstat.federation.disclosure.site import installed_families
+from fedstat.federation.files import lock_file, write_atomic
 from fedstat.federation.transport.bucket import BucketInbox, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, KIT, days_left
 from fedstat.federation.transport.live_config import ClosedError, full_disk
@@ -37,6 +39,7 @@ from fedstat.federation.transport.site_folder import (
     read_site_policy,
     table_folders,
 )
+from fedstat.kernels.compiled import compiled_families, list_path
 from fedstat.operator import federation_commands, flare_commands
 from fedstat.operator.disclosure_commands import plan_folder
 from fedstat.operator.flare_process import LOG, is_running
@@ -338,6 +341,69 @@ def run_services(services: Sequence[Service], poll: float) -> None:
         pace.rest(sum(service.poll() for service in services) > 0)
 
 
+# ----------------------------------------------------------------------------------------------------
+# Loops are compiled once on a machine, which may take a minute for all families. A site does not wait for it:
+# a monitor would restart it, and most requests need no such loop. A process of its own compiles, because
+# numba would hold the lock of the interpreter in which requests are answered.
+
+WARM_UP = "fedstat.warm_up"
+"""Module that compiles, by name, because it imports the models."""
+LOW_PRIORITY = 10
+
+
+@contextmanager
+def compiling(
+    folders: Iterable[Path], report: Callable[[str], None]
+) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Compile the loops of the families that the policies allow, unless this machine has done so before.
+
+    A request that comes earlier compiles what it needs. Where numba keeps nothing (a folder that cannot be
+    written) or another site compiles, there is no process.
+    """
+    allowed = [read_site_policy(folder).families for folder in folders]
+    served = [family for family in installed_families() if any(a is None or family in a for a in allowed)]
+    missing = sorted(set(served) - compiled_families())
+    with _turn_to_compile() if missing else nullcontext() as has_turn:
+        if not has_turn:
+            yield None
+            return
+        report(f"compiles loops of {', '.join(missing)}, once on this machine; requests are answered")
+        process = subprocess.Popen(
+            [sys.executable, "-m", WARM_UP, *missing], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        with suppress(AttributeError, OSError):  # a system without priorities
+            os.setpriority(os.PRIO_PROCESS, process.pid, LOW_PRIORITY)
+        Thread(target=_await_compiled, args=(process, time.monotonic(), report), daemon=True).start()
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def _turn_to_compile() -> Iterator[bool]:
+    """Hold the lock of those who compile; False where another has it, or the folder cannot be written."""
+    lock = list_path().with_name("compiling.lock")
+    with ExitStack() as stack:
+        has_turn = False
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            has_turn = lock_file(stack.enter_context(open(lock, "ab")))
+        yield has_turn
+
+
+def _await_compiled(process: subprocess.Popen[bytes], since: float, report: Callable[[str], None]) -> None:
+    """Report the end of compiling; a service that stops earlier has ended the process."""
+    if (code := process.wait()) == 0:
+        report(f"compiled in {time.monotonic() - since:.0f} s")
+    elif code != -signal.SIGTERM:
+        report(
+            f"compiling ended with exit code {code}; a request compiles what it needs. For the reason:  "
+            f"python -m {WARM_UP}"
+        )
+
+
 def _open_inbox(
     exchange: str, name: str, refused: Callable[[str], None], keep_days: float
 ) -> Inbox | BucketInbox:
@@ -375,7 +441,8 @@ def serve_site_folder(
             )
         if metrics is not None:
             Thread(target=_measure_flare, args=(folder, measure), daemon=True).start()
-        return flare_commands.serve_site(folder)
+        with compiling([folder], lambda line: print(f"{utc_now()} {line}", file=sys.stderr, flush=True)):
+            return flare_commands.serve_site(folder)
     folders, description = table_folders(folder), read_description(folder)
     check_tables(folders)
     if lacking := [place for place in folders.values() if not read_description(place).exchanges]:
@@ -398,7 +465,8 @@ def serve_site_folder(
     print(said, flush=True) if log is None else take(said)
     state = "failed"
     try:
-        run_services(services, poll)
+        with compiling([] if once else folders.values(), report):
+            run_services(services, poll)
         state = ORDERLY
     finally:
         for service in services:

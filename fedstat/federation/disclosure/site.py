@@ -85,11 +85,16 @@ MODELS_PACKAGE = "fedstat.models"
 """Module whose ``INSTALLED`` names the folders of families: by name, because models/ is not imported here."""
 
 
+def installed_families() -> tuple[str, ...]:
+    """Return the folders of installed families of models."""
+    return tuple(import_module(MODELS_PACKAGE).INSTALLED)
+
+
 def load_families() -> None:
     """Enter the steps of all installed families."""
     for module in FEDERATION_FAMILIES:
         import_module(f"fedstat.federation.{module}")
-    for family in import_module(MODELS_PACKAGE).INSTALLED:
+    for family in installed_families():
         import_module(f"{MODELS_PACKAGE}.{family}")
 
 
