@@ -24,8 +24,7 @@ import numpy as np
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
-from fedstat.kernels.glm.loops import canonical_weights
-from fedstat.kernels.glm.sums import Rows, row_means
+from fedstat.kernels.glm.sums import Rows, canonical_weights, row_means
 from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
 from fedstat.kernels.penalized.path import (
     Algorithm,

@@ -1,10 +1,29 @@
-"""Compiled loops: arrays in, arrays out."""
+"""Compiled loops: arrays in, arrays out; and what all of them share."""
 
 from typing import Any
 
+import numpy as np
 from numba.core import event
 
 from fedstat.progress_line import report_compiling
+from fedstat.typing import Array
+
+REORDER = {"reassoc", "contract", "nsz"}
+"""Floating-point options of the compiler to vectorize sums; it must not assume finite numbers."""
+
+INNER: dict[str, Any] = {"no_cpython_wrapper": True}
+"""Options of a function that only compiled ones call; a call from Python would crash."""
+
+
+def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
+    """Return the array in the single type of the compiled loops, with a copy only if it differs."""
+    ready = isinstance(a, np.ndarray) and a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned
+    if ready and not a.flags.writeable:
+        return a
+    view = a.view() if ready else np.require(a, dtype, ["C", "A"]).view()
+    # Whether an array is writable is part of its type for the compiler: two types, two compilations.
+    view.flags.writeable = False
+    return view
 
 
 class _Compiling(event.Listener):

@@ -11,7 +11,7 @@ from scipy.linalg import LinAlgError, lapack
 from scipy.special import expit, logit
 from scipy.stats import norm
 
-from fedstat.kernels.glm.distributions import COUNTS, EVENTS, REAL, Support
+from fedstat.kernels.responses import COUNTS, EVENTS, REAL, Support
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

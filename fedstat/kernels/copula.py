@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from scipy.optimize import isotonic_regression
 
-from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels import as_kernel_array
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

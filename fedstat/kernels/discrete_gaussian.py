@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels import as_kernel_array
 from fedstat.typing import Ints
 
 LARGEST = 2**22

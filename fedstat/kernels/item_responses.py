@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from fedstat.kernels import REORDER, as_kernel_array
 from fedstat.kernels.exponentials import exponentials, log_one_plus
-from fedstat.kernels.glm.loops import REORDER, as_kernel_array
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from fedstat.kernels import INNER, REORDER, as_kernel_array
 from fedstat.kernels.exponentials import exponentials
-from fedstat.kernels.glm.loops import INNER, REORDER, as_kernel_array
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm.loops import INNER
+from fedstat.kernels import INNER
 from fedstat.kernels.row_products import invert
 from fedstat.typing import Floats, Ints
 
@@ -305,6 +305,7 @@ def _mode(
     for s in range(q):
         move[s] = 0.0
     for step in range(MOST_STEPS):
+        # f is concave: some halved step increases it, or changes it by less than rounding.
         for _ in range(40):
             square = 0.0
             for s in range(q):

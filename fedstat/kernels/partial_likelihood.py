@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numba import njit
 
+from fedstat.kernels import INNER
 from fedstat.kernels.clusters import Margins, cluster_products
-from fedstat.kernels.glm.loops import INNER
 from fedstat.typing import Bools, Floats, Ints
 
 TIES = ("efron", "breslow")

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels import as_kernel_array
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096

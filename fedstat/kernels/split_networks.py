@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numba import njit
 
+from fedstat.kernels import REORDER, as_kernel_array
 from fedstat.kernels.exponentials import exponentials, log_one_plus
-from fedstat.kernels.glm.loops import REORDER, as_kernel_array
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from fedstat.errors import EstimationError, FedstatError, ModelError, Remedy, wi
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS
+from fedstat.kernels.responses import REAL
 from fedstat.typing import Floats
 
 Method = TypeVar("Method", bound=Callable[..., Any])

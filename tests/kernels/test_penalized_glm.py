@@ -8,10 +8,10 @@ from pooled_path import GLMSolver, Hessian, glm_path, search_line
 from fedstat.errors import EstimationError, ModelError
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
-from fedstat.kernels.glm.loops import weighted_sums
 from fedstat.kernels.glm.sums import Rows, evaluate
 from fedstat.kernels.penalized.coordinate_descent import gram_path, proximal_step
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.kernels.row_products import weighted_sums
 
 FAMILIES = {
     "Gaussian": DistributionSpec("Gaussian", "Identity"),

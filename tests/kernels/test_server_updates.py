@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.fedavg import fair_update, momentum_step, sample_sites
+from fedstat.kernels.glm.fedavg import fair_update, momentum_step, sample_sites
 
 RNG = np.random.default_rng(0)
 BETA = RNG.normal(size=4)

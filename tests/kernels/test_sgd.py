@@ -9,7 +9,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import EstimationError
-from fedstat.kernels import fedavg
+from fedstat.kernels.glm import fedavg
 from fedstat.kernels.glm.sums import Rows
 
 FAMILIES = {

@@ -18,8 +18,20 @@ from statsmodels.genmod.families import links
 from fedstat import codec
 from fedstat.errors import MessageError, ModelError, Remedy
 from fedstat.kernels.glm import quadrature
-from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
-from fedstat.typing import Bools, Floats
+from fedstat.kernels.responses import (
+    COUNTS,
+    EVENTS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    REAL,
+    UNIT,
+    Support,
+    power_support,
+)
+from fedstat.typing import Floats
+
+LOGIT, LOG, IDENTITY = 0, 1, 2
+"""The canonical pairs with formulas of their own: Binomial, Poisson, Gaussian."""
 
 # ----------------------------------------------------------------------------------------------------
 # Links of generalized linear models: one entry each; no other place lists them.
@@ -157,40 +169,6 @@ INVERSE_NORMAL = Likelihood(lambda y, alpha: -1.5 * np.log(y), _normal_term)
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
-    """Values that a response may have: `holds` is (n,) -> (n,) of bool.
-
-    The texts name them, and invalid ones.
-    """
-
-    holds: Callable[[Floats], Bools]
-    expected: str
-    otherwise: str
-
-
-def integers(y: Floats) -> Bools:
-    """Return which are nonnegative integers."""
-    return np.asarray((y >= 0.0) & (y == np.round(y)) & np.isfinite(y))
-
-
-REAL = Support(np.isfinite, "finite numbers", "that is not finite")
-UNIT = Support(lambda y: (y >= 0.0) & (y <= 1.0), "shares from 0 to 1", "outside 0 to 1")
-POSITIVE = Support(lambda y: (y > 0.0) & np.isfinite(y), "positive numbers", "that is not positive")
-NOT_NEGATIVE = Support(
-    lambda y: (y >= 0.0) & np.isfinite(y), "numbers from zero", "that is negative or not finite"
-)
-EVENTS = Support(lambda y: np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)", "other than 0 and 1")
-COUNTS = Support(integers, "counts: whole numbers from zero", "that is not a whole number from zero")
-
-
-def power_support(power: float) -> Support:
-    """Return where a variance that is a power of the mean is that of a distribution (Jorgensen 1987)."""
-    if power == 0.0:
-        return REAL
-    return POSITIVE if power >= 2.0 else NOT_NEGATIVE
-
-
-@dataclass(frozen=True, slots=True)
 class Distribution:
     """Properties of a statsmodels family; `kind` has ``variance``, ``deviance``, ``loglike`` and ``fitted``.
 
@@ -198,8 +176,8 @@ class Distribution:
     exponent of a variance function that is a fixed power of the mean. `canonical` is the link whose linear
     predictor is the natural parameter; if None, the power of the mean of one minus that exponent. `support`
     is that of a row, which may represent several entities (None: that of the exponent), `single` that of one
-    entity, if it is narrower. `loop` is the compiled loop of :mod:`fedstat.kernels.glm.loops` for the
-    canonical link. `numbers` are arguments of `kind`, which are sent between sites with the name.
+    entity, if it is narrower. `loop` is the pair of :func:`~fedstat.kernels.glm.sums.canonical_weights` for
+    the canonical link. `numbers` are arguments of `kind`, which are sent between sites with the name.
     `likelihood` is used by fits over sites with different columns, `vertical_links` are the links of such
     fits: the canonical one first, others by Fisher scoring.
     """

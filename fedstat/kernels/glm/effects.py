@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.glm.loops import LOGIT, weighted_sums
+from fedstat.kernels.glm.distributions import LOGIT, DistributionSpec
 from fedstat.kernels.glm.sums import Rows, in_domain, linear_predictor, row_means
+from fedstat.kernels.row_products import weighted_sums
 from fedstat.typing import Floats
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm.loops import as_kernel_array, weighted_sums
+from fedstat.kernels import as_kernel_array
 from fedstat.kernels.glm.quadrature import (
     HALF_LOG_2PI,
     LARGEST_EXPONENT,
@@ -19,6 +19,7 @@ from fedstat.kernels.glm.quadrature import (
     STEP,
 )
 from fedstat.kernels.glm.sums import Rows, linear_predictor
+from fedstat.kernels.row_products import weighted_sums
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import config
+from scipy.special import xlog1py, xlogy
 
-from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_weights, weighted_sums
+from fedstat.kernels.glm.distributions import LOG, LOGIT, DistributionSpec, Family
+from fedstat.kernels.row_products import row_dots, weighted_sums
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -72,8 +73,30 @@ class Rows:
 
 def linear_predictor(rows: Rows, beta: Floats) -> Floats:
     """Return ``X beta`` and the offset: (m,)."""
-    eta: Floats = np.einsum("ij,j->i", rows.X, beta)  # one thread, so that the order of the sum is fixed
+    eta = row_dots(rows.X, beta)
     return eta if rows.offset is None else eta + rows.offset
+
+
+def canonical_weights(link: int, y: Floats, eta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return residual, variance, half the unit deviance and the squared Pearson residual of rows, each (n,).
+
+    `link` is LOGIT, LOG or IDENTITY; y and the linear predictor eta are (n,).
+    """
+    if link == LOGIT:
+        # From exp(-|eta|) alone, which cannot overflow; 1 - mu keeps its digits where mu is near one.
+        e = np.exp(-np.abs(eta))
+        d = 1.0 / (1.0 + e)
+        r, V = y - np.where(eta >= 0.0, d, e * d), e * d * d
+        half = np.maximum(eta, 0.0) - y * eta + np.log1p(e) + xlogy(y, y) + xlog1py(1.0 - y, -y)
+        # At least the machine's epsilon, at which statsmodels clips a probability.
+        return r, V, half, r * r / np.maximum(V, 2.0**-52)
+    if link == LOG:
+        mu = np.maximum(np.exp(eta), 1e-300)
+        r = y - mu
+        return r, mu, xlogy(y, y / mu) - r, r * r / mu
+    r = y - eta
+    square = r * r
+    return r, np.ones_like(r), 0.5 * square, square
 
 
 def in_domain(eta: Floats, mu: Floats, distribution: DistributionSpec) -> Bools:

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.loops import REORDER
+from fedstat.kernels import REORDER
 from fedstat.kernels.penalized.path import (
     Algorithm,
     LinearSteps,

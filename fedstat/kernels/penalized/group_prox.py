@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.glm.loops import INNER, as_kernel_array
+from fedstat.kernels import INNER, as_kernel_array
 from fedstat.typing import Bools, Floats
 
 MAX_STEPS, STEP_TOLERANCE, MAX_SWEEPS = 100, 1e-14, 30

@@ -18,7 +18,7 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.federation.message import Request
-from fedstat.kernels.fedavg import sampled_site_count
+from fedstat.kernels.glm.fedavg import sampled_site_count
 from fedstat.models.checks import check_choice, check_integer, check_masked, checks_arguments
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.fedavg.protocol import (

@@ -14,8 +14,8 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import standardization, translation
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.kernels.fedavg import momentum_step, sample_sites
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.fedavg import momentum_step, sample_sites
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.progress_line import counted
 from fedstat.typing import Array, Floats, Matrix, Vector

@@ -21,8 +21,8 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
-from fedstat.kernels.fedavg import DescentOptions, EpochVectors, fair_update, local_descent, mean_loss
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.fedavg import DescentOptions, EpochVectors, fair_update, local_descent, mean_loss
 from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, row_weights
 from fedstat.models.horizontal.rows import (
@@ -253,7 +253,7 @@ def run_epochs(
     masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
     the round, from 0, determine with the site's name the order of the rows. `proximal` (3,) are mu and gamma
     of FedProx (Li et al. 2020, Algorithm 2), and whether each site counts once; `fair` (3,) are q and L of
-    q-FedAvg and a loss, see :func:`fedstat.kernels.fedavg.fair_update`.
+    q-FedAvg and a loss, see :func:`fedstat.kernels.glm.fedavg.fair_update`.
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
     rows, and ``weight``, the rows, or 1 if each site counts once; for q-FedAvg ``Delta_k`` and ``h_k``.

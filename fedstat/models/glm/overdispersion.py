@@ -12,8 +12,8 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
+from fedstat.kernels import as_kernel_array
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
 from fedstat.kernels.glm.sums import Rows, linear_predictor
 from fedstat.models.glm.protocol import Newton

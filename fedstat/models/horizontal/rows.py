@@ -18,8 +18,7 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import RowBlock, ScoreAndInformation, WorkingWeights
 from fedstat.federation.message import ArrayDeclaration, aggregate, control
-from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.glm.loops import LOGIT
+from fedstat.kernels.glm.distributions import LOGIT, DistributionSpec
 from fedstat.kernels.glm.sums import Rows, Sums, check_response, mean_vectors, row_weights, times_means
 from fedstat.typing import Array, Floats
 

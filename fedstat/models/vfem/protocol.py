@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.kernels.glm.distributions import COUNTS
+from fedstat.kernels.responses import COUNTS
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit

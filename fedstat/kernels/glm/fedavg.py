@@ -10,8 +10,7 @@ from scipy.special import xlogy
 from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError, Remedy
-from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.kernels.glm.loops import LOG, LOGIT
+from fedstat.kernels.glm.distributions import LOG, LOGIT, DistributionSpec, Family
 from fedstat.kernels.glm.sums import Rows, in_domain
 from fedstat.kernels.row_products import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
