@@ -20,7 +20,7 @@ from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
 from fedstat.models.horizontal.rows import INSIDE, summed, weighted_by
 from fedstat.models.horizontal.session import add
-from fedstat.models.rows.newton import MOST_HALVINGS
+from fedstat.models.rows.newton import MOST_HALVINGS, newton_step
 from fedstat.typing import Array, Floats, Matrix
 
 SMALLEST = 1e-8
@@ -110,7 +110,7 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
                 "alpha goes to zero: the counts vary no more than Poisson counts",
                 remedy=Remedy("from_formula(..., family=sm.families.Poisson()).fit()", "use family Poisson"),
             )
-        step = _step(score, information)
+        step = newton_step(score, information)
         if test.reached(llf, float(np.sqrt(max(float(score @ step), 0.0)))):
             return _result(newton, point, information)
         for halving in range(MOST_HALVINGS):
@@ -119,6 +119,8 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
             # Rounding of a sum over many rows must not count as a fall.
             if new >= llf - 1e-9 * abs(llf):
                 break
+        else:
+            raise EstimationError("alpha: no step increases the log-likelihood, which is not at a maximum")
         point, llf, score, information = trial, new, score_new, information_new
     raise EstimationError(f"alpha did not converge in {newton.maxiter} steps; raise maxiter")
 
@@ -142,13 +144,6 @@ def _sums(newton: Newton, point: Floats) -> FitProtocol[tuple[float, Floats, Flo
     information = information * np.outer(slope, slope)
     information[-1, -1] -= score[-1] * alpha
     return float(llf), score * slope, information
-
-
-def _step(score: Floats, information: Floats) -> Floats:
-    """Newton's step; where the information is not definite, its eigenvalues are taken by size."""
-    values, vectors = np.linalg.eigh(information)
-    floor = 1e-10 * np.abs(values).max()
-    return np.asarray(vectors @ ((vectors.T @ score) / np.maximum(np.abs(values), floor)))
 
 
 def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersion:

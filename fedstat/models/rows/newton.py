@@ -26,9 +26,11 @@ FALLING = 0.9
 """Largest ratio of successive log-likelihoods; it goes to 1 / e if a logit grows without bound."""
 TINY = float(np.finfo(float).tiny)
 OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
-SINGULAR = "information is singular"
+SINGULAR, STUCK = "information is singular", "no step increases the log-likelihood"
 INDEFINITE = 1e-6
 """Size of a negative eigenvalue of a scaled information that is no rounding error."""
+FLAT = 1e-12
+"""Share of the largest eigenvalue below which a scaled information counts as singular."""
 Parameters: TypeAlias = Annotated[Floats, "q"]
 Products: TypeAlias = Annotated[Floats, "q q"]
 OwnEstimate: TypeAlias = tuple[Floats, Floats, SiteWelchTerms | None]
@@ -268,12 +270,13 @@ def falls(new: float, old: float) -> bool:
 def newton_step(score: Floats, information: Floats) -> Floats:
     """Return Newton's step from a point; an ascent where the observed information is not yet positive."""
     size = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
-    scaled = information / np.outer(size, size)
-    curvatures, axes = np.linalg.eigh(scaled)
+    curvatures, axes = np.linalg.eigh(information / np.outer(size, size))
     if curvatures.min(initial=0.0) < -INDEFINITE:
-        along = axes.T @ (score / size) / np.maximum(np.abs(curvatures), INDEFINITE)
-        return np.asarray(axes @ along / size)
-    return np.asarray(np.linalg.lstsq(scaled, score / size, rcond=1e-12)[0] / size)
+        curvatures = np.maximum(np.abs(curvatures), INDEFINITE)
+    # Along an axis without curvature, the step is zero: it is the shortest of all solutions.
+    flat = np.abs(curvatures) <= FLAT * np.abs(curvatures).max(initial=0.0)
+    along = np.where(flat, 0.0, axes.T @ (score / size)) / np.where(flat, 1.0, curvatures)
+    return np.asarray(axes @ along / size)
 
 
 def displaced(gamma: Floats, places: Ints, step: Floats) -> Floats:
@@ -289,7 +292,7 @@ def maximize_own(
     """Maximize a site's own log-likelihood: parameters, information, and a problem or ''.
 
     `at` takes parameters to log-likelihood, score and information. The problem is that the information is
-    singular at the start, or `at_infinity`.
+    singular at the start, that no halved step increases the log-likelihood, or `at_infinity`.
     """
     start = beta
     loglik, score, information = at(beta)
@@ -309,6 +312,8 @@ def maximize_own(
                 found = at(trial)
             if found[0] > loglik - 1e-9 * (abs(loglik) + 1.0):
                 break
+        else:
+            return beta, information, STUCK
         beta, (loglik, score, information) = trial, found
         if gain < OWN_TOLERANCE:
             return beta, information, at_infinity if np.abs(move).max() > LARGE_STEP else ""
