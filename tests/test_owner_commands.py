@@ -15,9 +15,10 @@ from operating import command, make_federation, printed, run, served_sites, unti
 from fedstat.errors import SecurityError
 from fedstat.federation.audit.checkpoints import SignedCheckpoint
 from fedstat.federation.audit.ledger_file import read_ledger
-from fedstat.federation.disclosure.policy import Policy, policy_changes
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.tables.published import PublishedColumn
+from fedstat.federation.transport.live_config import policy_changes
 from fedstat.federation.transport.site_folder import load_identity, open_site, read_description
 from fedstat.operator import service
 from fedstat.operator.command_line import main

@@ -6,13 +6,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from fedstat.errors import PartitionError
-from fedstat.federation.audit.checkpoints import utc_text
-from fedstat.federation.audit.event_log import PolicyRecord
 from fedstat.federation.disclosure.rules import (
     ANALYST,
     COORDINATOR,
@@ -32,7 +29,6 @@ from fedstat.federation.disclosure.rules import (
     read_policy,
     rule,
     rules_of,
-    stricter_rules,
     write_policy,
 )
 from fedstat.federation.message import ArrayKind
@@ -729,35 +725,6 @@ def site_policies(
         )
     rules = Policy() if common is None else _as_policy(common)
     return {site: _as_policy(own[site]) if site in own else rules for site in sites}
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChange:
-    """A change of a site's policy: its time, and the rules that became weaker or stricter, in words."""
-
-    when: int
-    weaker: tuple[str, ...]
-    stricter: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{utc_text(self.when)}: {', '.join(self.weaker)}"
-
-
-def policy_changes(recorded: Sequence[PolicyRecord]) -> list[PolicyChange]:
-    """Compare each policy that a ledger has recorded with the one before."""
-    changes = []
-    for earlier, later in pairwise(recorded):
-        try:
-            old, new = (Policy.from_text("a recorded policy", one.rules) for one in (earlier, later))
-        except PartitionError:  # of a version with other rules
-            continue
-        found = [
-            tuple(f"{name} from {getattr(old, name)} to {getattr(new, name)}" for name in names)
-            for names in (stricter_rules(new, old), stricter_rules(old, new))
-        ]
-        if any(found):
-            changes.append(PolicyChange(later.policy, *found))
-    return changes
 
 
 NAMED_POLICIES: Mapping[str, Callable[[], Policy]] = {"open": Policy.open, "strict": Policy.strict}

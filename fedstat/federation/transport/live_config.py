@@ -7,18 +7,20 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from fedstat.errors import EngineError, FedstatError
+from fedstat.errors import EngineError, FedstatError, PartitionError
 from fedstat.federation import state_formats
 from fedstat.federation.audit.checkpoints import utc_text
+from fedstat.federation.audit.event_log import PolicyRecord
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME
-from fedstat.federation.disclosure.policy import policy_changes
-from fedstat.federation.disclosure.rules import rules_text
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.rules import rules_text, stricter_rules
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import write_atomic
 from fedstat.federation.transport.site_folder import (
@@ -35,6 +37,39 @@ from fedstat.federation.transport.site_folder import (
     read_site_policy,
     reload_records,
 )
+
+# ----------------------------------------------------------------------------------------------------
+# How the rules of a site changed, from the ledger, which records them each time.
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """A change of a site's policy: its time, and the rules that became weaker or stricter, in words."""
+
+    when: int
+    weaker: tuple[str, ...]
+    stricter: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{utc_text(self.when)}: {', '.join(self.weaker)}"
+
+
+def policy_changes(recorded: Sequence[PolicyRecord]) -> list[PolicyChange]:
+    """Compare each policy that a ledger has recorded with the one before."""
+    changes = []
+    for earlier, later in pairwise(recorded):
+        try:
+            old, new = (Policy.from_text("a recorded policy", one.rules) for one in (earlier, later))
+        except PartitionError:  # of a version with other rules
+            continue
+        found = [
+            tuple(f"{name} from {getattr(old, name)} to {getattr(new, name)}" for name in names)
+            for names in (stricter_rules(new, old), stricter_rules(old, new))
+        ]
+        if any(found):
+            changes.append(PolicyChange(later.policy, *found))
+    return changes
+
 
 # ----------------------------------------------------------------------------------------------------
 # Space on a site's disk: nothing is released that cannot be recorded first.

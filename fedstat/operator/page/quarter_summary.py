@@ -15,8 +15,8 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure.approval import same_person
 from fedstat.federation.disclosure.column_sums import exposure
-from fedstat.federation.disclosure.policy import policy_changes
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
+from fedstat.federation.transport.live_config import policy_changes
 from fedstat.federation.transport.site_folder import open_records, read_description, read_site_policy
 from fedstat.operator.page.audit_export import (
     AS_SUM,

@@ -17,10 +17,11 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
 from fedstat.federation.disclosure.column_sums import exposure
-from fedstat.federation.disclosure.policy import Budget, Policy, policy_changes
+from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line
 from fedstat.federation.disclosure.threat_statements import threats_under
+from fedstat.federation.transport.live_config import policy_changes
 from fedstat.federation.transport.site_folder import open_records
 from fedstat.operator.page.audit_export import RELEASED_AS, AuditFilter, audit_lines, group_analyses
 from fedstat.operator.page.owner_view import OwnerView, Verdict
