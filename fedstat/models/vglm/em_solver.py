@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -256,10 +257,13 @@ class BlockSolver:
     def _reduce(self, point: Point, at: JointNormalDerivatives) -> ReducedProblem:
         """Eliminate unpenalized parameters, with the observed information if it is positive definite."""
         n, s2 = self.model.moments.nobs, self.variance(point)
-        observed = at.information if len(at.information) else self.model.differentiate(point).information
-        expected = self.model.differentiate(point, expected=True).information
-        slope = 2.0 * float(expected[1, 1]) * point.variance_unit**2 / n
-        for information in (observed, expected):
+        slope = 2.0 * self.model.variance_information(point) * point.variance_unit**2 / n
+
+        def informations() -> Iterator[Floats]:
+            yield at.information if len(at.information) else self.model.differentiate(point).information
+            yield self.model.differentiate(point, expected=True).information
+
+        for information in informations():
             H, across, inner = self._blocks(information * s2 / n)
             try:
                 factor = cho_factor(inner, lower=True)

@@ -12,7 +12,12 @@ from oracle import ITERATIVE, packed, simulate
 from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.joint_normal.blocks import BlocksPoint, blocks_likelihood, differentiate_blocks
+from fedstat.models.vertical.joint_normal.blocks import (
+    BlocksPoint,
+    blocks_likelihood,
+    differentiate_blocks,
+    variance_information,
+)
 from fedstat.models.vertical.joint_normal.fit import all_effects, fit_joint_model
 from fedstat.models.vertical.joint_normal.model import JointNormalModel
 from fedstat.models.vertical.moments import StandardizedMoments
@@ -110,6 +115,7 @@ def test_derivatives_are_those_of_central_differences(mar, zero):
     np.testing.assert_allclose(at.information, information, atol=1e-7 * np.abs(information).max())
     expected = differentiate_blocks(point, effects, expected=True)
     assert np.linalg.eigvalsh(expected.information).min() > 0.0
+    assert variance_information(point) == pytest.approx(expected.information[1, 1], rel=1e-12)
 
 
 def test_a_first_step_changes_a_variance_at_most_by_a_factor_e(mar):

@@ -183,6 +183,12 @@ def differentiate_blocks(
     return JointNormalDerivatives(blocks_likelihood(point, at), score[free], information[np.ix_(free, free)])
 
 
+def variance_information(point: BlocksPoint) -> float:
+    """Return the expected information on log s2 alone, as in :func:`differentiate_blocks`."""
+    v = residuals(point).v
+    return float(0.5 * point.s2**2 * (point.standard.moments.n / v**2).sum())
+
+
 def free_parameters(standard: StandardizedMoments, effects: Bools) -> Bools:
     """Return which parameters are free, (2 + 2 P + K,): all, except other `effects`."""
     return np.concatenate([[True, True], effects, np.ones(sum(standard.member.shape), dtype=bool)])

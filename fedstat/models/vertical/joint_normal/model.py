@@ -21,6 +21,7 @@ from fedstat.models.vertical.joint_normal.blocks import (
     blocks_likelihood,
     centered_information,
     differentiate_blocks,
+    variance_information,
 )
 from fedstat.models.vertical.joint_normal.edges import name_sparse, not_determined, undetermined_pairs
 from fedstat.models.vertical.joint_normal.likelihood import (
@@ -93,6 +94,12 @@ class JointNormalModel:
         if isinstance(point, BlocksPoint):
             return centered_information(point, self.moves.effects, expected=expected)
         return self.differentiate(point, expected=expected).information
+
+    def variance_information(self, point: Point) -> float:
+        """Return the expected information on the parameter of the residual variance alone."""
+        if isinstance(point, BlocksPoint):
+            return variance_information(point)
+        return float(self.differentiate(point, expected=True).information[1, 1])
 
     def step(self, point: Point, by: Floats) -> Point:
         """Change a point by a vector in the order of its derivatives."""
