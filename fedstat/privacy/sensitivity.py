@@ -1,9 +1,9 @@
-"""Bounded integer sums that a site releases with noise, and their sensitivity to one record.
+"""Bounded integer rows, whose sums a site releases with noise, and the sensitivity of the sums to one record.
 
-Every function cuts what it is handed to public bounds, goes over to integers towards zero, which lengthens no
-row, and returns them with the square of their sensitivity: of the largest Euclidean change where one entity's
-record is replaced by any other (entities, and who has a record, are public). Nothing of the values decides
-about a bound, and no value is an error: missing ones count as 0 or nowhere, infinite ones are cut.
+Rows are cut to public bounds and rounded to integers towards zero, which lengthens no row. The sensitivity is
+the largest Euclidean change if one entity's record is replaced by any other (entities, and who has a record,
+are public). No bound depends on values, and no value is an error: missing ones count as 0, infinite ones are
+cut.
 """
 
 from __future__ import annotations
@@ -20,54 +20,12 @@ from fedstat.typing import Floats, Ints
 
 PLACES = 10
 """Binary places that values keep by default."""
-MAX_BITS = 52
-"""Largest clipped value as an integer, which a double holds exactly."""
-SQUARED_OF_COUNTS = 2
-"""Square of the change of one histogram: a record leaves a cell and enters another."""
 HUGE = 1e100
 """Where infinite scores are cut before their row is: their squares are finite."""
 BLOCK = 2048
 """Rows that are cut at once: they stay in the cache."""
 PLACES_LEFT = 30
 """Bits of a row's length, so that squares are whole in 64 bits."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundedSums:
-    """Integers without noise, and the square of their sensitivity in the same units."""
-
-    values: Ints
-    squared: int
-
-
-def cell_counts(code: Ints, cells: int) -> BoundedSums:
-    """Count records by cell: (cells,).
-
-    `code` is (n,), or (n, q) for q histograms one after the other, each in `cells` cells; negative in none.
-    D^2 = 2 q.
-    """
-    codes = code.reshape(len(code), -1)
-    q = codes.shape[1]
-    inside = (codes >= 0) & (codes < cells)
-    flat = (codes + cells * np.arange(q))[inside]
-    counts = np.bincount(flat, minlength=q * cells).astype(np.int64)
-    return BoundedSums(counts, SQUARED_OF_COUNTS * q)
-
-
-def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES) -> BoundedSums:
-    """Sum columns (n, p), each cut to its public bounds (p,), in units of 2^-places: (p,).
-
-    Missing values count as 0, cut to the bounds. D^2 = sum of (high - low)^2, in these units.
-    """
-    low_, high_ = (_towards_zero(np.asarray(bound, dtype=np.float64), places) for bound in (low, high))
-    if not (low_ < high_).all():
-        raise ModelError("bounds have to ascend by at least a unit: low < high")
-    if len(values) * max(map(abs, (*low_.tolist(), *high_.tolist())), default=0) >= 2**63:
-        raise ModelError("the sums exceed 64 bits; choose fewer binary places")
-    # Cut as integers, too: the bound on what leaves is one of integers.
-    complete = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
-    spans = [int(b) - int(a) for a, b in zip(low_, high_, strict=True)]
-    return BoundedSums(complete.sum(axis=0), sum(span * span for span in spans))
 
 
 def clip_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
@@ -146,7 +104,4 @@ def moments_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitiv
 
 
 def _towards_zero(values: Floats, places: int) -> Ints:
-    scaled = np.trunc(np.ldexp(values, places))
-    if scaled.size and np.nanmax(np.abs(scaled), initial=0.0) >= 2.0**MAX_BITS:
-        raise ModelError(f"bounds beyond 2^{MAX_BITS} units; choose fewer binary places")
-    return np.nan_to_num(scaled).astype(np.int64)
+    return np.trunc(np.ldexp(values, places)).astype(np.int64)

@@ -103,25 +103,6 @@ def rho_of_budget(epsilon: float, delta: float) -> Fraction:
         return max(Fraction(0), Fraction(_rounded(rho, ROUND_FLOOR)))
 
 
-def rho_of_sum(squared: Fraction | int, variance: Fraction, shares: int, dimension: int) -> float:
-    """Return what a release costs to which several parties added noise of this variance each, independently.
-
-    A sum of discrete Gaussians is none: Kairouz, Liu and Steinke (2021), theorem 1, with the `dimension` of
-    the release. Noise of parties that join forces, or that were dropped, is not among the `shares`. The cost
-    of one share is a bound as well: whatever is added to it costs nothing.
-    """
-    alone = float(rho_of_noise(squared, variance))
-    if shares < 1 or dimension < 1:
-        raise ModelError(f"expected a share and a number or more, received {shares} and {dimension}")
-    s2, delta2 = float(variance), float(squared)
-    if s2 < 0.25:  # the theorem wants a deviation of one half
-        return alone
-    apart = 10.0 * sum(math.exp(-2.0 * math.pi**2 * s2 * k / (k + 1)) for k in range(1, shares))
-    joint = delta2 / (shares * s2)
-    epsilon = min(math.sqrt(joint + 0.5 * apart * dimension), math.sqrt(joint) + apart * math.sqrt(dimension))
-    return min(alone, math.nextafter(0.5 * epsilon**2, math.inf))
-
-
 def _order(at: Callable[[float], float], middle: float) -> Decimal:
     """Find the order a > 1 at which a bound is best."""
     from scipy.optimize import minimize_scalar  # noqa: PLC0415, half of the import time of a policy

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from noisy_counts import BinsRequest, counting, request_margins  # noqa: F401
 from operating import add_second_tables, main, make_federation
 from test_rules_in_force import Federation
 
@@ -19,7 +20,6 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.envelopes import Envelope, sign_envelope
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.message import Purpose, Request, pack_request
-from fedstat.federation.protocols.margins import BinsRequest, request_margins
 from fedstat.federation.transport.signed import SignedSite, sign_request
 from fedstat.federation.transport.site_folder import load_identity
 from fedstat.privacy.zcdp import round_to_grid

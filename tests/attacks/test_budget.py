@@ -42,7 +42,6 @@ UNPAID = {
 }
 """Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
 WITH_NOISE = {
-    ("margins", "count_bins"),
     ("copula_glm", "release_score"),
     *((family, "release_margins") for family in SYNTHESES),
     *((family, step) for family in NOISY for step in ("release_gram", "share_product")),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from noisy_counts import counting  # noqa: F401
 from scipy.stats import beta, norm
 
 from fedstat.errors import FedstatError
@@ -22,12 +23,10 @@ from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRe
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
-from fedstat.federation.protocols import margins
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.transport.remote import SiteServer
 from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
-assert margins.FAMILY in FAMILIES
 N = 60
 FRAME = pd.DataFrame({"x": np.repeat([-2.0, -0.5, 0.5, 2.0], N // 4)})
 PUBLISHED = {"x": PublishedColumn("number", (-9.0, 9.0))}

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from noisy_counts import BinsRequest, counting  # noqa: F401
 
 import fedstat as fs
 from fedstat.codec import to_json
@@ -20,7 +21,6 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.key_agreement import agree_keys
-from fedstat.federation.protocols.margins import BinsRequest
 from fedstat.federation.protocols.product_steps import ProductPart, as_bytes, deal_shares
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.margins import Bins

@@ -139,3 +139,13 @@ def test_the_epsilon_of_boosting_is_that_of_the_accounts():
     assert epsilon_of_zcdp(charged, DELTA) <= EACH
     assert charged == pytest.approx(float(rho_of_budget(EACH, DELTA)), rel=1e-6)
     assert f"epsilon {EACH:g}" in " ".join(str(result.summary()).split())
+
+
+def test_an_equal_request_to_one_site_is_free():
+    """A site without others has no shares of products to repeat."""
+    frame = pd.DataFrame({"a": np.arange(N) % 3, "b": np.arange(N) % 2}, dtype=float)
+    partition = fs.ClientPartition.from_frame(frame, columns={"A": ["a", "b"]}, policy=strict())
+    bounds = {name: LEVELS[name] for name in "ab"}
+    first, again = (fs.CopulaSynthesizer(partition, EACH, bounds).fit() for _ in range(2))
+    assert again.correlation.equals(first.correlation)
+    assert partition.sites["A"].privacy.releases == 2

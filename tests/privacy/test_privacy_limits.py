@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from noisy_counts import cell_counts
 from scipy.stats import binom, norm
 
 from fedstat.errors import ModelError
@@ -21,13 +22,11 @@ from fedstat.privacy.gaussian_dp import (
     record_epsilon,
 )
 from fedstat.privacy.sensitivity import (
-    bounded_sums,
-    cell_counts,
     clip_rows,
     gram_sensitivity,
     moments_sensitivity,
 )
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, rho_of_noise, rho_of_sum, round_to_grid
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, rho_of_noise, round_to_grid
 
 HALF = Fraction(1, 2)
 JUST = Fraction(1, 10**30)
@@ -46,13 +45,7 @@ ALLOWED = {
     "a radius above 0": lambda: gram_sensitivity([JUST, 1]),
     "a radius of one half": lambda: moments_sensitivity([HALF, HALF]),
     "the longest rows": lambda: clip_rows(np.ones((1, 1)), 2**40 - 1, 10),
-    "bounds a unit apart": lambda: bounded_sums(np.ones((2, 1)), np.zeros(1), np.full(1, 2.0**-10)),
-    "the widest bounds": lambda: bounded_sums(np.ones((2, 1)), np.zeros(1), np.full(1, 2.0**42 - 1.0)),
-    "sums just within 64 bits": lambda: bounded_sums(
-        np.ones((2**12, 1)), np.zeros(1), np.full(1, 2.0**41 - 1)
-    ),
     "free noise": lambda: rho_of_noise(0, JUST),
-    "one share of one number": lambda: rho_of_sum(1, HALF, 1, 1),
     "zCDP of nothing": lambda: epsilon_of_zcdp(Fraction(0), 1e-6),
     "a budget without delta": lambda: rho_of_budget(1.0, 0.0),
 }
@@ -84,14 +77,8 @@ REFUSED = {
     "no radius of moments": lambda: moments_sensitivity([]),
     "a radius below one half": lambda: moments_sensitivity([1, HALF - JUST]),
     "rows beyond the longest": lambda: clip_rows(np.ones((1, 1)), 2**40, 10),
-    "bounds that meet": lambda: bounded_sums(np.ones((2, 1)), np.zeros(1), np.zeros(1)),
-    "bounds that meet as integers": lambda: bounded_sums(np.ones((2, 1)), np.zeros(1), np.full(1, 2.0**-11)),
-    "bounds beyond the widest": lambda: bounded_sums(np.ones((2, 1)), np.zeros(1), np.full(1, 2.0**42)),
-    "sums of 64 bits": lambda: bounded_sums(np.ones((2**12, 1)), np.zeros(1), np.full(1, 2.0**41)),
     "no noise": lambda: rho_of_noise(1, Fraction(0)),
     "a squared sensitivity below 0": lambda: rho_of_noise(-JUST, Fraction(1)),
-    "no share": lambda: rho_of_sum(1, HALF, 0, 1),
-    "no number": lambda: rho_of_sum(1, HALF, 1, 0),
     "zCDP at a delta of 1": lambda: epsilon_of_zcdp(Fraction(1), 1.0),
     "zCDP at a delta of 0": lambda: epsilon_of_zcdp(Fraction(1), 0.0),
     "an infinite rho": lambda: epsilon_of_zcdp(math.inf, 1e-6),
@@ -133,27 +120,6 @@ def test_costs_are_multiples_of_the_grid_on_the_safe_side():
     third = Fraction(1, 3)
     assert round_to_grid(third) == Fraction(2**64 // 3, 2**64)
     assert round_to_grid(third, up=True) == Fraction(2**64 // 3 + 1, 2**64)
-
-
-@pytest.mark.parametrize(
-    ("squared", "variance", "shares", "dimension"), [(1, Fraction(1, 4), 2, 1), (4, Fraction(1), 4, 10**6)]
-)
-def test_a_sum_of_shares_costs_the_smaller_of_the_two_bounds(squared, variance, shares, dimension):
-    """Kairouz, Liu and Steinke (2021), theorem 1: of either bound one case in which it is the smaller."""
-    s2 = float(variance)
-    tau = 10.0 * sum(math.exp(-2.0 * math.pi**2 * s2 * k / (k + 1)) for k in range(1, shares))
-    delta = math.sqrt(squared / (shares * s2))
-    bounds = math.sqrt(delta**2 + tau * dimension / 2.0), delta + tau * math.sqrt(dimension)
-    assert min(bounds) < 0.9 * max(bounds)
-    found = rho_of_sum(squared, variance, shares, dimension)
-    assert found == pytest.approx(min(bounds) ** 2 / 2.0, rel=1e-12)
-    assert found < float(rho_of_noise(squared, variance))
-
-
-def test_below_a_variance_of_a_quarter_one_share_alone_counts():
-    below = Fraction(1, 4) - JUST * 10**20
-    assert rho_of_sum(1, below, 2, 1) == float(rho_of_noise(1, below))
-    assert rho_of_sum(1, Fraction(1, 4), 2, 1) < float(rho_of_noise(1, Fraction(1, 4)))
 
 
 @pytest.mark.parametrize("answers", [1, 2, 7])

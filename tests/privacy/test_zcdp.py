@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 from fedstat.errors import ModelError
 from fedstat.privacy.gaussian_dp import epsilon_of
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, rho_of_noise, rho_of_sum, round_to_grid
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, rho_of_noise, round_to_grid
 
 
 @pytest.mark.parametrize(("epsilon", "rho"), [(1.0, 0.0244), (3.0, 0.185), (10.0, 1.54)])
@@ -58,33 +58,6 @@ def test_what_is_claimed_is_no_less_than_what_is_true(variance, delta):
     assert hockey_stick(float(variance), 2, epsilon) <= delta
 
 
-def divergence(log_p, log_q, order):
-    """Renyi divergence."""
-    return logsumexp(order * log_p - (order - 1.0) * log_q) / (order - 1.0)
-
-
-@pytest.mark.parametrize("shares", [2, 3])
-@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1, 2), Fraction(2)])
-def test_a_sum_of_shares_costs_no_more_than_is_said(variance, shares):
-    """By the divergences of the enumerated sum, of every order up to 200."""
-    x = np.arange(-60, 61)
-    one = np.exp(-(x**2) / (2.0 * float(variance)))
-    total = one = one / one.sum()
-    for _ in range(shares - 1):
-        total = np.convolve(total, one)
-    with np.errstate(divide="ignore"):
-        log_p = np.log(total)
-    keep = np.arange(40, len(total) - 40)
-    claimed = rho_of_sum(1, variance, shares, 1)
-    for order in (1.5, 2.0, 10.0, 50.0):
-        p, q = log_p[keep], log_p[keep + 1]
-        fine = np.isfinite(p) & np.isfinite(q)
-        assert divergence(p[fine], q[fine], order) <= order * claimed * (1.0 + 1e-9)
-    assert claimed <= float(rho_of_noise(1, variance))
-    if variance >= 2:  # a share each is worth nearly its variance
-        assert claimed == pytest.approx(float(rho_of_noise(1, variance)) / shares, rel=1e-3)
-
-
 def test_costs_add_up_without_a_rest():
     budget = rho_of_budget(1.0, 1e-6)
     spent = sum((budget / 7 for _ in range(7)), Fraction(0))
@@ -103,5 +76,3 @@ def test_nothing_costs_nothing_and_no_delta_buys_nothing():
             wrong()
     with pytest.raises(ModelError, match="between 0 and 1"):
         epsilon_of_zcdp(Fraction(1), 1.0)
-    with pytest.raises(ModelError, match="a share"):
-        rho_of_sum(1, Fraction(1), 0, 1)

@@ -40,8 +40,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 #
 # *Privacy.* Coordinator and c sites in league learn the sum over each connected part of the other sites, and
 # no more: the sum over all others, as with all pairs, unless these fall apart. That takes two stretches of h
-# neighbors on the ring that are all in league: never where c < 2h, and else with the probability
-# :func:`disconnection_probability`: of 200 sites with a third in league 1e-9, with half of them 7e-5.
+# neighbors on the ring that are all in league: never where c < 2h, and else with a small
+# probability: of 200 sites with a third in league 1e-9, with half of them 7e-5 (``test_neighbors.py``).
 #
 # *Order.* The order of sites on the ring is by SHA-256 of a seed and their name; the seed is the digest of
 # all keys of the session. Each site commits to its key before it sees any other key: it sends SHA-256 of its
@@ -85,24 +85,6 @@ def _adjacent(ring: Sequence[str], at: int) -> tuple[str, ...]:
     K = len(ring)
     places = {(at + sign * step) % K for step in range(1, neighbor_reach(K) + 1) for sign in (1, -1)} - {at}
     return tuple(sorted(ring[place] for place in places))
-
-
-def disconnection_probability(n_sites: int, in_league: int) -> float:
-    r"""Probability that honest sites are disconnected, so that sums over fewer than all of them are revealed.
-
-    The gaps between m = K - c such sites on the ring are a uniform composition of c; two of h or more cut
-    the ring. By inclusion and exclusion over the sets of j long gaps ::
-
-        P = sum_{j >= 2} (-1)^j (j - 1) C(m, j) C(c - jh + m - 1, m - 1) / C(c + m - 1, m - 1)
-    """
-    h, m, c = neighbor_reach(n_sites), n_sites - in_league, in_league
-    if m < 2:
-        return 0.0
-    apart = sum(
-        (-1) ** j * (j - 1) * math.comb(m, j) * math.comb(c - j * h + m - 1, m - 1)
-        for j in range(2, min(m, c // h) + 1)
-    )
-    return float(apart / math.comb(c + m - 1, m - 1))
 
 
 def join_commitments(words: Mapping[str, bytes]) -> str:

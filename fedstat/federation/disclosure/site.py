@@ -71,7 +71,6 @@ FEDERATION_FAMILIES = (
     "design.vertical_design",
     "protocols.linkage",
     "protocols.plan_approval",
-    "protocols.margins",
     "protocols.schema",
     "protocols.shared_keys",
     "protocols.receipts",

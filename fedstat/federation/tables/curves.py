@@ -327,12 +327,6 @@ def curves_of(series: pd.Series[Any]) -> CurveArray:
     return array
 
 
-def all_equal(curves: CurveArray) -> bool:
-    """Whether all curves, one or more, are the same: in values and in points."""
-    tables = [curves.values] if curves.at is None else [curves.values, curves.at]
-    return all(bool(((one == one[0]) | (np.isnan(one) & np.isnan(one[0]))).all()) for one in tables)
-
-
 def measured_differently(held: Sequence[CurveArray]) -> bool:
     """Whether curves of several sites were measured at different points, at sites or within."""
     return any(one.gaps or not same_grid(one.grid, held[0].grid) for one in held)

@@ -374,7 +374,7 @@ def repeated_products(
     for reply in replies:
         peers = list(requests[reply.site].peers)
         sizes = [groups * width[reply.site] * width[peer] for peer in peers]
-        parts = np.split(reply.arrays["shares"], np.cumsum(sizes)[:-1])
+        parts = np.split(reply.arrays["shares"], np.cumsum(sizes, dtype=np.int64))[: len(peers)]
         shares |= {(reply.site, peer): part for peer, part in zip(peers, parts, strict=True)}
     out = {}
     for a, b in combinations(plan.columns, 2):

@@ -76,7 +76,6 @@ FAMILY_WORDS: Mapping[str, str] = {
     "glm": "regression",
     "laser": "neural network",
     "m2sem": "clusters and factors",
-    "margins": "counts with a privacy budget",
     "schema": "description of the columns",
     "secure": "exchange of keys",
     "vfem": "regression over columns of several sites",

@@ -11,7 +11,6 @@ from fedstat.federation.crypto.masks import (
     Masker,
     NeighborAgreement,
     all_neighbors,
-    disconnection_probability,
     is_sparse,
     join_commitments,
     neighbor_reach,
@@ -76,6 +75,24 @@ def connected(near, honest):
         seen.update(new)
         ahead += new
     return seen == honest
+
+
+def disconnection_probability(n_sites: int, in_league: int) -> float:
+    r"""Probability that honest sites are disconnected, so that sums over fewer than all of them are revealed.
+
+    The gaps between m = K - c such sites on the ring are a uniform composition of c; two of h or more cut
+    the ring. By inclusion and exclusion over the sets of j long gaps ::
+
+        P = sum_{j >= 2} (-1)^j (j - 1) C(m, j) C(c - jh + m - 1, m - 1) / C(c + m - 1, m - 1)
+    """
+    h, m, c = neighbor_reach(n_sites), n_sites - in_league, in_league
+    if m < 2:
+        return 0.0
+    apart = sum(
+        (-1) ** j * (j - 1) * math.comb(m, j) * math.comb(c - j * h + m - 1, m - 1)
+        for j in range(2, min(m, c // h) + 1)
+    )
+    return float(apart / math.comb(c + m - 1, m - 1))
 
 
 @pytest.mark.parametrize("K, c", [(20, 15), (20, 16), (50, 34), (50, 40)])

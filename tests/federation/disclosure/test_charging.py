@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from noisy_counts import BinsRequest, cell_counts, counting, request_margins  # noqa: F401
 from scipy.stats import chisquare
 
 import fedstat as fs
@@ -32,12 +33,10 @@ from fedstat.federation.disclosure.privacy_budget import NoiseRequired, round_up
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
-from fedstat.federation.protocols.margins import BinsRequest, request_margins
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.tables.aligned_table import AlignedTable, content_fingerprint
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable
-from fedstat.privacy.sensitivity import cell_counts
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, round_to_grid
 
 N = 400

@@ -18,7 +18,8 @@ context.set_forkserver_preload(["warm"])
 def _ensure_running() -> None:
     """The process that is forked finds `warm` by the environment it starts with."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        for folder in (Path(__file__).parent, Path(__file__).parents[2]):
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         forkserver.ensure_running()
 
 

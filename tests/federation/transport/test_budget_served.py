@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from forked import Forked
+from noisy_counts import BinsRequest, counting, request_margins  # noqa: F401
 from operating import make_federation, serve, serving, wait
 
 import fedstat as fs
@@ -20,7 +21,6 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import random_bytes
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.protocols.margins import BinsRequest, request_margins
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.transport.site_folder import load_identity, open_site, read_description
 from fedstat.operator.command_line import main

@@ -3,17 +3,19 @@
 import os
 import warnings
 
+import noisy_counts
 import pyarrow.parquet
 import pytest
 
 import fedstat as fs
-from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.operator import command_line
 
 IMPORTED = pyarrow.parquet, pytest, command_line
 os.fsync = lambda handle: None  # as in the process of the tests
 
 load_families()
+FAMILIES[noisy_counts.FAMILY] = noisy_counts.STEPS
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     patients = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")

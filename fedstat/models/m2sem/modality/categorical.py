@@ -241,8 +241,8 @@ class SpreadRows(NamedTuple):
 # ----------------------------------------------------------------------------------------------------
 # Ordinal, binary and nominal columns on shared factors, which are integrated out on nodes.
 
-SEARCH, FINAL = 7, 15
-"""Nodes of each factor for the comparison of models, and for the final fit."""
+SEARCH = 7
+"""Nodes of each factor for the comparison of models."""
 KINDS: dict[str, type[LevelColumns]] = {
     "ordinal": OrdinalColumns,
     "binary": OrdinalColumns,

@@ -1,7 +1,8 @@
 """Write the folders of a site and its coordinator as an earlier version leaves them, for test_upgrade.py.
 
-Run it with the sources of that version: ``PYTHONPATH=SOURCES python make_state.py FOLDER``. The archives next
-to this file are its output for two commits, with relative paths and without exchange and sessions.
+Run it with the sources of that version: ``PYTHONPATH=SOURCES:SOURCES/tests python make_state.py FOLDER``. The
+archives next to this file are its output for two commits, with relative paths and without exchange and
+sessions.
 """
 
 import json
@@ -16,12 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from noisy_counts import FAMILY, STEPS, BinsRequest, request_margins
 
 import fedstat as fs
 from fedstat.errors import FedstatError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.protocols.margins import BinsRequest, request_margins
+from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.operator.command_line import main
 from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
@@ -57,7 +59,7 @@ def make_folders():
 def served(**rules):
     """Serve the site under a policy."""
     Path("North/policy.toml").write_text(Policy.strict(masked_only=False, **rules).to_toml())
-    command = [sys.executable, "-m", "fedstat.operator", "site", "serve", "North", "--poll", "0.01"]
+    command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command) as process:
         try:
             status = Path("North/status.json")
@@ -97,7 +99,16 @@ def make_state():
         list(partition._engine.run(request, Ledger()))
 
 
+def serve():
+    """Serve the site, which answers the family of tests as well."""
+    load_families()
+    FAMILIES[FAMILY] = STEPS
+    raise SystemExit(main(["site", "serve", "North", "--poll", "0.01"]))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve()
     warnings.simplefilter("ignore")
     home = Path(sys.argv[1])
     home.mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""Noisy counts of one column by bin or level, under a privacy budget.
+"""A family of tests: noisy counts of one column by bin or level, under a privacy budget.
+
+It is the smallest family whose releases are charged. Only sites of test modules that import the fixture
+`counting` serve it, and processes of sites that tests start.
 
 Each column of each site is a separate request, so that it is charged and remembered separately. For a number
 the client sends the edges of the bins; outer bins have no end. A category, or a number with published levels
@@ -17,23 +20,50 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, Request, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.privacy.sensitivity import SQUARED_OF_COUNTS, cell_counts
 from fedstat.typing import Array, Ints
 
 FAMILY = "margins"
 MOST_BINS = 4096
 FRACTION = re.compile(r"[0-9]{1,40}(/[0-9]{1,40})?")
+
+
+SQUARED_OF_COUNTS = 2
+"""Square of the change of one histogram: a record leaves a cell and enters another."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundedSums:
+    """Integers without noise, and the square of their sensitivity in the same units."""
+
+    values: Ints
+    squared: int
+
+
+def cell_counts(code: Ints, cells: int) -> BoundedSums:
+    """Count records by cell: (cells,).
+
+    `code` is (n,), or (n, q) for q histograms one after the other, each in `cells` cells; negative in none.
+    D^2 = 2 q.
+    """
+    codes = code.reshape(len(code), -1)
+    q = codes.shape[1]
+    inside = (codes >= 0) & (codes < cells)
+    flat = (codes + cells * np.arange(q))[inside]
+    counts = np.bincount(flat, minlength=q * cells).astype(np.int64)
+    return BoundedSums(counts, SQUARED_OF_COUNTS * q)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +165,14 @@ def request_margins(
         Request(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in request
     ]
     return [(*one, reply.arrays["counts"]) for one, reply in zip(request, replies, strict=True)]
+
+
+STEPS = FAMILIES.pop(FAMILY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counting():
+    """Let sites answer the family during the tests of a module."""
+    FAMILIES[FAMILY] = STEPS
+    yield
+    FAMILIES.pop(FAMILY, None)
