@@ -325,3 +325,20 @@ def test_a_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert not {name: where for name, where in found.items() if len(where) > 1}
+
+
+def named_files(room):
+    """Files and folders of a room, and which of them its docstring names."""
+    text = ast.get_docstring(parsed(room / "__init__.py")) or ""
+    inside = {path.stem for path in room.glob("*.py")} | {
+        path.parent.name for path in room.glob("*/__init__.py")
+    }
+    return inside - {"__init__"}, {name for name in inside if f"``{name}``" in text}
+
+
+def test_a_room_that_describes_its_files_names_all_of_them():
+    """The docstring of a large room says in which order to read its files."""
+    rooms = [path.parent for path in files() if path.name == "__init__.py" and path.parent != PACKAGE]
+    for room in rooms:
+        inside, named = named_files(room)
+        assert len(named) < 2 or named == inside, f"{room}: the docstring does not name {inside - named}"

@@ -11,12 +11,16 @@ data of four hospitals, and :func:`make_survival` is follow-up until death in fo
 
 from fedstat.datasets.blocks import make_blocks
 from fedstat.datasets.clusters import SimulatedClusters, make_cluster_experiment, make_clusters
-from fedstat.datasets.horizontal import SimulatedSites, make_hospitals, make_logistic_sites
-from fedstat.datasets.repeated import make_repeated
+from fedstat.datasets.horizontal import (
+    SimulatedSites,
+    make_hospitals,
+    make_logistic_sites,
+    make_repeated,
+    make_survival,
+)
 from fedstat.datasets.selection import SimulatedSelection, load_selection_published, make_selection
 from fedstat.datasets.simulation import SimulatedData
 from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, make_sme_risk, write_sme_sample
-from fedstat.datasets.survival import make_survival
 
 __all__ = [
     "SimulatedClusters",

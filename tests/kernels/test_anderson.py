@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedstat.kernels.anderson import LARGEST_WEIGHT, anderson_weights, one_hot
+from fedstat.models.vfem.iteration.quasi_newton import LARGEST_WEIGHT, anderson_weights, one_hot
 
 
 def test_weights_make_the_mixed_move_shortest():

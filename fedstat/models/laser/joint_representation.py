@@ -21,7 +21,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser.networks import ADAM, Networks
 from fedstat.models.laser.request import FAMILY, NetworksRequest
-from fedstat.models.laser.site_steps import DISTILLED, EXCHANGE, ROWS, DistilledNetwork, input_columns
+from fedstat.models.laser.steps import DISTILLED, EXCHANGE, ROWS, DistilledNetwork, input_columns
 from fedstat.models.vertical.exchange.protocol import multiply_between_sites, product_operands, symmetrized
 from fedstat.models.vertical.exchange.standardized_columns import staged_block
 from fedstat.models.vertical.exchange.steps import BLOCK

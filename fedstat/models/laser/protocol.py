@@ -26,7 +26,7 @@ from fedstat.kernels.split_networks import (
 from fedstat.models.laser.joint_representation import DistillationRequest, decompose
 from fedstat.models.laser.request import NetworksRequest, OutcomeReply, OutcomeRequest
 from fedstat.models.laser.scoring import ScoreCounts, read_scores
-from fedstat.models.laser.site_steps import input_units
+from fedstat.models.laser.steps import input_units
 from fedstat.models.laser.training import (
     NetworkAssembly,
     TrainingFit,

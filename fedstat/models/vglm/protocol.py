@@ -20,11 +20,11 @@ from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.distributions import log_likelihood
 from fedstat.models.vglm.em_fit import (
     MissingBlocksFit,
+    WorkingModel,
     blocks_path,
     blocks_stability,
     refit_blocks,
 )
-from fedstat.models.vglm.em_solver import WorkingModel
 from fedstat.models.vglm.newton_fit import FitExtras, SelectedPath, fit_path
 from fedstat.models.vglm.normal_path import (
     cross_validate,

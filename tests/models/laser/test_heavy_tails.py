@@ -16,7 +16,7 @@ import pytest
 from scipy import optimize, stats
 
 import fedstat as fs
-from fedstat.models.laser.site_steps import HEAVY, robust_units
+from fedstat.models.laser.steps import HEAVY, robust_units
 
 
 def study(seed, n, tails, shift=0.0):

@@ -8,7 +8,7 @@ from laser_cases import SITES, customers, model, partition
 import fedstat as fs
 from fedstat.errors import DescriptionError, ModelError, NotAvailableError
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.models.laser import site_steps
+from fedstat.models.laser import steps
 
 QUICK = {"epochs": 8, "batch_size": 64, "learning_rate": 0.02}
 EVERY = "bank + shop + telecom"
@@ -38,7 +38,7 @@ def test_importance_is_what_is_lost_where_a_block_is_exchanged(result, tables, o
     """Against predictions of tables whose rows are exchanged by hand, in clear."""
     rng = np.random.default_rng(3)
     orders = {number: rng.permutation(800) for number in (1, 2)}
-    monkeypatch.setattr(site_steps, "secret_order", lambda data, n, number: orders[number])
+    monkeypatch.setattr(steps, "secret_order", lambda data, n, number: orders[number])
     frame = result.importance(other, repeats=2)
     y = tables["bank"]["y"].to_numpy()
     complete = area(result.predict_proba(other)[1.0].to_numpy(), y)
@@ -75,7 +75,7 @@ def test_importance_of_a_site_counts_the_entities_that_it_has(result):
 
 def test_a_permutation_is_the_sites_own(other):
     data = {k: site._data for k, site in other.sites.items()}
-    orders = [site_steps.secret_order(data[k], 50, n).tolist() for k in SITES for n in (1, 2)]
+    orders = [steps.secret_order(data[k], 50, n).tolist() for k in SITES for n in (1, 2)]
     assert len({tuple(order) for order in orders}) == 6
     assert sorted(orders[0]) == list(range(50))
 

@@ -8,8 +8,7 @@ from pattern_moments import moments_of_arrays
 import fedstat as fs
 from fedstat.errors import DataWarning, ModelError, NotAvailableError
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
-from fedstat.models.vglm.em_fit import blocks_path, halve_moments
-from fedstat.models.vglm.em_solver import WorkingModel
+from fedstat.models.vglm.em_fit import WorkingModel, blocks_path, halve_moments
 from fedstat.models.vglm.path_setup import PathSetup
 
 NAMES = ["a1", "a2", "b1", "b2", "c1", "c2"]

@@ -28,9 +28,8 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.penalized.coordinate_descent import gram_path
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.joint_normal.model import JointNormalModel
-from fedstat.models.vglm import em_solver
-from fedstat.models.vglm.em_fit import blocks_path, refit_blocks
-from fedstat.models.vglm.em_solver import WorkingModel
+from fedstat.models.vglm import em_fit
+from fedstat.models.vglm.em_fit import WorkingModel, blocks_path, refit_blocks
 from fedstat.models.vglm.path_setup import PathSetup
 
 TABLE = make_table(n=400, seed=5)
@@ -215,7 +214,7 @@ def test_it_is_the_limit_of_penalized_em_over_rows(penalty, place):
 def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
     """Not even steps that are three times too long; with the right Hessian there are few."""
     points, original = [], JointNormalModel.differentiate
-    reduce = em_solver.BlockSolver._reduce
+    reduce = em_fit.BlockSolver._reduce
 
     def shorter(solver, point, at):
         reduced = reduce(solver, point, at)
@@ -228,7 +227,7 @@ def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
         return at
 
     monkeypatch.setattr(JointNormalModel, "differentiate", recorded)
-    monkeypatch.setattr(em_solver.BlockSolver, "_reduce", shorter)
+    monkeypatch.setattr(em_fit.BlockSolver, "_reduce", shorter)
     moments = moments_of(MISSING)
     n, rises = moments.nobs, 0
     for lam in (0.02, 0.1):

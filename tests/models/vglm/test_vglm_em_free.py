@@ -13,8 +13,7 @@ from fedstat.errors import AssumptionWarning, ModelError
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.vertical.joint_normal.fit import maximize_joint_normal, without_effects
 from fedstat.models.vertical.joint_normal.likelihood import FreeParameters
-from fedstat.models.vglm.em_fit import refit_blocks
-from fedstat.models.vglm.em_solver import WorkingModel
+from fedstat.models.vglm.em_fit import WorkingModel, refit_blocks
 
 
 def free(**options):

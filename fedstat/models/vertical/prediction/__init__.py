@@ -1,1 +1,5 @@
-"""Predictions for new entities of sites with different columns."""
+"""Predictions for new entities of sites with different columns.
+
+``predictor`` is what results inherit. ``protocol`` and ``steps`` give linear predictors, ``evaluation``
+compares them with responses, and ``marginal_effects`` averages changes of means.
+"""

@@ -11,8 +11,8 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.kernels.anderson import anderson_weights, one_hot
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.iteration.quasi_newton import anderson_weights, one_hot
 from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationState, VFEMFit
 from fedstat.typing import Floats
 
