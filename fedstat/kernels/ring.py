@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError
 from fedstat.kernels import as_kernel_array
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 4096
 """Number of rows of a streamed factor that are held at once."""
@@ -139,20 +139,23 @@ def encode_floats(values: Floats, first: float, words: Words) -> None:
 
 def add_words(total: Words, other: Words) -> None:
     """Add in place, modulo 2^64 per word, and carry: (limbs, n)."""
-    send = np.zeros(total.shape[1], dtype=np.uint64)
+    send: Bools | None = None
     for limb, added in zip(total, other, strict=True):
         limb += added
         over = limb < added
-        limb += send
-        send = (over | (limb < send)).astype(np.uint64)
+        if send is not None:
+            limb += send
+            over |= limb < send
+        send = over
 
 
 def subtract_words(total: Words, other: Words) -> None:
     """Subtract in place, modulo 2^64 per word, and borrow: (limbs, n)."""
-    borrow = np.zeros(total.shape[1], dtype=np.uint64)
+    borrow: Bools | None = None
     for limb, less in zip(total, other, strict=True):
         under = limb < less
         limb -= less
-        over = limb < borrow
-        limb -= borrow
-        borrow = (under | over).astype(np.uint64)
+        if borrow is not None:
+            under |= limb < borrow
+            limb -= borrow
+        borrow = under

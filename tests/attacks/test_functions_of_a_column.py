@@ -120,12 +120,16 @@ def test_sums_with_and_without_a_site_are_at_most_half_of_its_rows():
             np.testing.assert_allclose(value, truth(x, key), rtol=1e-3)
 
 
-@pytest.mark.parametrize("response", ["y", "z"])
-@pytest.mark.parametrize(
-    "right",
-    ["x", "poly(x, 3)", "bs(x, knots=(40, 60), degree=3, lower_bound=18, upper_bound=100)", "x + v", "x*v"],
-)
-@pytest.mark.parametrize("few", [FEW, 30, 59])
+SPLINE = "bs(x, knots=(40, 60), degree=3, lower_bound=18, upper_bound=100)"
+SMALL = (FEW, 30, 59)
+MODELS_OF_X = ("x", "poly(x, 3)", SPLINE, "x + v", "x*v")
+PAIRS = [
+    (few, right, "yz"[(i + j) % 2]) for i, few in enumerate(SMALL) for j, right in enumerate(MODELS_OF_X)
+]
+"""Each size with each model, and each response with each of both."""
+
+
+@pytest.mark.parametrize(("few", "right", "response"), PAIRS)
 def test_a_small_site_is_not_shown_whatever_the_model(few, right, response):
     result = fit(partition(table(few), "strict"), right, response)
     if result is None:

@@ -523,7 +523,8 @@ class SessionChain:
 
     def describe(self, subject: Subject) -> None:
         """Note what the entries of this request are about; it is kept together with them."""
-        if replace(subject, written=self.subject.written) != self.subject:
+        before = self.subject
+        if subject != before and replace(subject, written=before.written) != before:
             self.restore_subject(subject, len(self.entries) - len(self._waiting))
             self._described = subject
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from fedstat.errors import DisclosureError, PolicyError, Remedy, SessionError
+from fedstat.errors import ConsentError, DisclosureError, PolicyError, Remedy, SessionError
 from fedstat.federation.audit.event_log import SessionChain, Subject
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
@@ -140,10 +140,13 @@ def check_request_arrays(context: RequestContext) -> None:
 def check_role(context: RequestContext) -> None:
     """Require a study of this coordinator, and a role of this person that has the family."""
     trust, request = context.data.trust, context.request
-    context.describe()  # a refusal is recorded with the person and the study as well
-    admitted = admit(
-        context.data.name, trust.studies, trust.roles, context.client, request.purpose, request.family
-    )
+    try:
+        admitted = admit(
+            context.data.name, trust.studies, trust.roles, context.client, request.purpose, request.family
+        )
+    except ConsentError:
+        context.describe()  # a refusal is recorded with the person and the study as well
+        raise
     table = context.data.table
     context.state.admitted = replace(admitted, label=table.name if isinstance(table, LabeledTable) else "")
     context.describe()

@@ -18,7 +18,7 @@ from fedstat.federation.tables.checks import control_problems
 from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import CurveDtype
 from fedstat.federation.tables.sql_table import OTHER, SqlTable
-from fedstat.federation.tables.table import LabeledTable, ParquetTable, Table, plain_columns
+from fedstat.federation.tables.table import FrameTable, LabeledTable, ParquetTable, Table, plain_columns
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -78,6 +78,9 @@ def _may_hold_text(table: Table, name: str) -> bool:
         return name != table.name and _may_hold_text(table.table, name)
     if isinstance(table, CurveTable):
         return _may_hold_text(inner_table(table), name)
+    if isinstance(table, FrameTable):
+        kind = table.frame[name].dtype
+        return not isinstance(kind, np.dtype) or kind.kind == "O"  # numpy's numbers, truth values and times
     return not isinstance(table, ParquetTable | SqlTable) or object_kind(table, name) in (None, "text")
 
 
@@ -194,8 +197,9 @@ def reads_as_numbers(levels: Sequence[LevelValue]) -> bool:
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:
     """Return series by name; DesignError if a column is absent or occurs twice in the table."""
     picked = {}
+    held = frame.columns.tolist()
     for name in names:
-        count = int((frame.columns == name).sum())
+        count = held.count(name)
         if count != 1:
             found = "not in its table" if count == 0 else f"{count} times in its table"
             raise DesignError(f"{at_column(client, name)}: expected once, {found}; rename or add the column.")

@@ -229,7 +229,8 @@ def entities_of(table: Table) -> Array:
 
 def plain_columns(table: Table) -> tuple[str, ...]:
     """Columns of a table that hold no curves."""
-    return tuple(name for name in table.columns if name not in table_curves(table))
+    curves = table_curves(table)
+    return tuple(name for name in table.columns if name not in curves)
 
 
 def table_curves(table: Table) -> dict[str, CurveArray]:

@@ -39,12 +39,14 @@ LEVELS = dict.fromkeys("abcd", range(5))
 RANGES = dict.fromkeys("abcd", (0, 1))
 EPSILON = 4.0
 FEW = 30
-"""Releases that show a fault of an array; the least that users may ask for are 100."""
+"""Releases of the real mechanism; the least that users may ask for are 100."""
+SOME, ANY = 10, 4
+"""Releases that show that noise is missing, and that show what is wrong with every release."""
 
 
 @pytest.fixture
 def few_releases(monkeypatch):
-    monkeypatch.setattr(audit, "FEWEST_RELEASES", FEW)
+    monkeypatch.setattr(audit, "FEWEST_RELEASES", ANY)
 
 
 def model(bounds=LEVELS, epsilon=EPSILON, columns=None, **options):
@@ -122,8 +124,9 @@ def audited():
     return fs.audit(model(), releases=100, seed=1)
 
 
-def test_the_real_mechanism_passes(audited):
-    for result in (audited, fs.audit(model(), "A", 100, seed=2), fs.audit(model(RANGES), releases=100)):
+def test_the_real_mechanism_passes(few_releases, audited):
+    """With as many releases as show the faults below."""
+    for result in (audited, fs.audit(model(), "A", FEW, seed=2), fs.audit(model(RANGES), releases=100)):
         assert result.passed and not result.faults and result.verdict == "holds"
         assert result.mu_low <= result.mu and result.pair_mu <= result.mu
         assert result.mu_high >= result.pair_mu
@@ -149,8 +152,8 @@ slow = pytest.mark.slow
         pytest.param("em", "B", marks=slow),
     ],
 )
-def test_other_releases_pass_too(made, view):
-    result = fs.audit(MADE[made](), view, 100, seed=6)
+def test_other_releases_pass_too(few_releases, made, view):
+    result = fs.audit(MADE[made](), view, FEW, seed=6)
     assert result.passed and result.mu_low <= result.mu
     assert 0.5 * result.mu < result.pair_mu <= result.mu <= np.sqrt(2.0 * float(rho_of_budget(EPSILON, 1e-6)))
     assert result.mu_high >= result.pair_mu
@@ -171,7 +174,8 @@ def test_other_releases_pass_too(made, view):
 )
 def test_other_releases_without_noise_fail(few_releases, monkeypatch, made, array, view, words):
     monkeypatch.setattr(NoiseMechanism, "add", without_noise((array,), "A"))
-    result = fs.audit(MADE[made](), view, FEW, seed=7)
+    half = (array, view) == ("share", "coordinator")  # the share of the other site still has noise
+    result = fs.audit(MADE[made](), view, FEW if half else SOME, seed=7)
     assert not result.passed and re.search(words, result.verdict), result.verdict
 
 
@@ -202,17 +206,17 @@ def test_what_is_printed_and_drawn(audited):
     assert (np.diff(roc, axis=0) >= 0).all()
 
 
-def test_tables_are_a_demonstration_and_said_to_be_none():
-    result = fs.audit(model(columns={"A": ["a"], "B": ["b"]}), "table", 100, seed=4)
+def test_tables_are_a_demonstration_and_said_to_be_none(few_releases):
+    result = fs.audit(model(columns={"A": ["a"], "B": ["b"]}), "table", FEW, seed=4)
     assert "no evidence" in str(result.summary())
     assert result.mu_low <= result.mu
 
 
-def test_an_audit_asks_and_charges_nothing():
+def test_an_audit_asks_and_charges_nothing(few_releases):
     budget = fs.Policy(privacy=fs.Budget(EPSILON, 1e-6))
     frame = pd.DataFrame({name: np.arange(100) % 2 for name in "ab"})
     partition = fs.ClientPartition.from_frame(frame, columns={"A": ["a"], "B": ["b"]}, policy=budget)
-    fs.audit(fs.CopulaSynthesizer(partition, 1.0, {"a": [0, 1], "b": [0, 1]}), releases=100)
+    fs.audit(fs.CopulaSynthesizer(partition, 1.0, {"a": [0, 1], "b": [0, 1]}), releases=ANY)
     assert all(not site.site_ledger.chains for site in partition.sites.values())
     assert all(not site.site_ledger.charges.made for site in partition.sites.values())
 
@@ -307,15 +311,15 @@ def seeded_noise(monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "view", "bounds", "releases", "words"),
     [
-        (noise_on_one_share, "A", LEVELS, FEW, "products of A and B is smaller"),
+        (noise_on_one_share, "A", LEVELS, SOME, "products of A and B is smaller"),
         (noise_on_one_share, "coordinator", LEVELS, FEW, "products of A and B is smaller"),
-        (a_quarter_of_the_noise, "coordinator", LEVELS, 150, "levels of A is smaller"),
-        (empirical_margins, "coordinator", LEVELS, FEW, "levels of A is smaller"),
+        (a_quarter_of_the_noise, "coordinator", LEVELS, FEW, "levels of A is smaller"),
+        (empirical_margins, "coordinator", LEVELS, SOME, "levels of A is smaller"),
         (bounds_of_the_data, "coordinator", RANGES, 100, "better than claimed"),
-        (rounding_to_nearest, "coordinator", LEVELS, FEW, "% longer than"),
-        (cut_after_noise, "coordinator", LEVELS, FEW, "5. % longer than"),
-        (charges_forgotten, "coordinator", LEVELS, FEW, "the charge was too small at A, B"),
-        (seeded_noise, "coordinator", LEVELS, FEW, "noise of another"),
+        (rounding_to_nearest, "coordinator", LEVELS, ANY, "% longer than"),
+        (cut_after_noise, "coordinator", LEVELS, ANY, "5. % longer than"),
+        (charges_forgotten, "coordinator", LEVELS, ANY, "the charge was too small at A, B"),
+        (seeded_noise, "coordinator", LEVELS, ANY, "noise of another"),
     ],
 )
 def test_a_fault_is_seen(few_releases, monkeypatch, fault, view, bounds, releases, words):
