@@ -37,7 +37,7 @@ def groups_released(policy, departs=False):
     frames = institutions()
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
     released, refused = {name.upper(): [] for name in CLIENTS}, 0
-    chosen = [c for size in (4, 3, 2) for c in itertools.combinations(CLIENTS, size)]
+    chosen = [c for size in (4, 3) for c in itertools.combinations(CLIENTS, size)]
     for columns, method in itertools.product(chosen, ("vfem", "impute")):
         if departs:
             partition.division.without.clear()
