@@ -19,6 +19,8 @@ MOST = 2**62
 OUT = -1
 """Placeholder for a number: the words are used up, or a number would exceed 64 bits."""
 FAR = 2**31
+ONE = np.int64(1)
+"""A literal 1 would be a type of its own, and a function is compiled once for each of its types."""
 
 
 def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> tuple[Ints, int]:
@@ -37,7 +39,8 @@ def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
     if bits == 0:
         return 0
     while at[0] < words.shape[0]:
-        found = int(words[at[0]] >> np.uint64(64 - bits))
+        # a signed number: of one without a sign and one with, numba makes a float
+        found = np.int64(words[at[0]] >> np.uint64(64 - bits))
         at[0] += 1
         if found < n:
             return found
@@ -47,7 +50,7 @@ def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
 @njit(cache=True, nogil=True)
 def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
     """Return 1 with probability exp(-x/y), otherwise 0."""
-    k, n, bits = 1, y, 0
+    k, n, bits = ONE, y, np.int64(0)
     while n < MOST:
         while (1 << bits) < n:
             bits += 1
@@ -63,7 +66,7 @@ def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
 @njit(cache=True, nogil=True)
 def _exponential(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
     while x > y:
-        found = _at_most_one(1, 1, words, at)
+        found = _at_most_one(ONE, ONE, words, at)
         if found != 1:
             return found
         x -= y
@@ -73,7 +76,7 @@ def _exponential(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
 @njit(cache=True, nogil=True)
 def _draws(a: int, t: int, words: NDArray[np.uint64], out: Ints) -> tuple[int, int]:
     at = np.zeros(1, np.int64)
-    bits = 0
+    bits = np.int64(0)
     while (1 << bits) < t:
         bits += 1
     for i in range(out.shape[0]):
@@ -85,9 +88,9 @@ def _draws(a: int, t: int, words: NDArray[np.uint64], out: Ints) -> tuple[int, i
                 continue
             x, again = u, 1
             while again == 1:
-                again = _at_most_one(1, 1, words, at)
+                again = _at_most_one(ONE, ONE, words, at)
                 x += t * again
-            negative = _below(2, 1, words, at)
+            negative = _below(np.int64(2), ONE, words, at)
             apart = x * t - a
             if again == OUT or negative == OUT or apart > FAR:
                 kept = OUT

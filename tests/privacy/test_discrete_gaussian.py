@@ -119,3 +119,22 @@ def test_a_draw_that_leaves_64_bits_or_the_words_at_hand_is_the_same(zeros):
     drawn = discrete_gaussian(small, 50, stream(8, zeros))
     coins = sampler._Coins(stream(8, zeros))
     assert drawn.tolist() == [sampler._draw(small, coins) for _ in range(50)]
+
+
+@pytest.mark.parametrize(("found", "ends"), [(2**60, False), (2**60 + 1, True), (2**60 + 2, True)])
+def test_compiled_comparisons_are_of_whole_numbers(found, ends):
+    """In double precision, 2^60 and 2^60 + 1 are one number."""
+    words = np.array([found << 3], dtype=np.uint64)  # 61 bits are drawn
+    words.setflags(write=False)
+    at = np.zeros(1, np.int64)
+    expected = 1 if ends else kernel.OUT  # the first round ends, or the second needs more than 62 bits
+    assert kernel._at_most_one(2**60 + 1, 2**61, words, at) == expected
+    assert at[0] == 1
+
+
+def test_compiled_draws_are_compiled_for_one_type_each():
+    variance, words = 1000, np.arange(1, 400, dtype=np.uint64) << np.uint64(54)
+    kernel.draw_words(variance, 32, words, 5)
+    for function in (kernel._below, kernel._at_most_one, kernel._exponential):
+        types = {tuple(map(str, signature[:-2])) for signature in function.signatures}
+        assert types == {("int64", "int64")}, function
