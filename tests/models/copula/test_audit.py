@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from fedstat.federation.protocols.margins import BinsRequest
 from pictures import JOURNAL, faults, page
 
 import fedstat as fs
@@ -24,7 +25,6 @@ from fedstat.federation.disclosure.privacy_budget import NoiseMechanism
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import Request, pack_request, unpack_reply
-from fedstat.federation.protocols.margins import BinsRequest
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula import audit, request
 from fedstat.models.copula.audited_releases import LeastPrivatePair
