@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.federation.design.derivatives import Direction
+from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note
@@ -80,6 +81,39 @@ def effects_of(beta: Floats, at: EffectSums, changes: Mapping[int, ChangeSums]) 
     return effects, jacobian
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A mean of rows, or its change with a variable.
+
+    Parameters
+    ----------
+    variable : str
+        Empty for the mean of the rows as they are.
+    low, high : optional
+        Values of the variable: the difference of two means; without `low` the mean at `high`; with neither
+        the derivative.
+    added : bool
+        Whether the values are added to those of the rows.
+    by, level : str and value
+        Only rows with this level of a category count; all rows if `by` is empty.
+    """
+
+    variable: str
+    low: LevelValue | None = None
+    high: LevelValue | None = None
+    added: bool = False
+    by: str = ""
+    level: LevelValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesRequest:
+    """Changes whose effects are requested; `logarithmic`: derivatives by the logarithms of the variables."""
+
+    changes: tuple[Change, ...]
+    logarithmic: bool = False
+
+
 MeanJet: TypeAlias = tuple[Floats, Floats, Floats]
 """Means (m, J) of rows, with first (m, J, K) and second (m, J, K, K) derivatives by the K predictors."""
 
@@ -88,6 +122,11 @@ def mean_jet(eta: Floats, distribution: DistributionSpec, log: bool = False) -> 
     """Return means at linear predictors (m,), or their logarithms, as of one outcome and one predictor."""
     mean, first, second = mean_derivatives(eta, distribution, log)
     return mean[:, None], first[:, None, None], second[:, None, None, None]
+
+
+def mean_words(family: str) -> str:
+    """Name the mean of a response in a table."""
+    return "probability" if family == "Binomial" else "mean"
 
 
 def change_at(

@@ -55,6 +55,7 @@ from fedstat.inference.tables import (
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.absent_names import ABSENT
+from fedstat.models.effects import EffectStatements
 from fedstat.models.saved import READERS, SavedLedger
 from fedstat.typing import Array, Floats
 
@@ -246,7 +247,7 @@ class EstimateRecord:
     notes: tuple[Note, ...] = ()
 
 
-class CoefficientResults(Results[Any]):
+class CoefficientResults(EffectStatements, Results[Any]):
     """Coefficients of a federated fit, with standard errors, tests, intervals, tables and plots.
 
     Names and meanings are those of statsmodels' likelihood results, with pandas objects out; tests are

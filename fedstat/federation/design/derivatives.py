@@ -244,6 +244,58 @@ def known_limits(agreement: RowsSchema, design: RowsDesign) -> dict[str, tuple[f
     They follow from the formula and from moments of the design that the fit has released. Columns of which
     neither is known are absent.
     """
+    bounds, moments = _known_columns(agreement, design)
+    ranges = {name: (mean - SPREADS * sd, mean + SPREADS * sd) for name, (mean, sd) in moments.items()}
+    return ranges | bounds
+
+
+def typical_values(agreement: RowsSchema, design: RowsDesign) -> dict[str, LevelValue]:
+    """Return means of numbers and the most frequent level of categories, as far as moments say.
+
+    A category of which no term has the indicators alone has its first level.
+    """
+    _, moments = _known_columns(agreement, design)
+    found: dict[str, LevelValue] = {name: mean for name, (mean, _) in moments.items()}
+    for name, levels in agreement.spec.part(agreement.question.terms).levels.items():
+        shares = [
+            sum(
+                float(design.mean[j])
+                for j, (column, term) in enumerate(zip(design.names, design.term_names, strict=True))
+                if column in (f"{term}[T.{level}]", f"{term}[{level}]") and _names_only(term, name)
+            )
+            for level in levels
+        ]
+        if shares.count(0.0) == 1:
+            shares[shares.index(0.0)] = 1.0 - sum(shares)
+        found[name] = levels[int(np.argmax(shares))]
+    return found
+
+
+def _names_only(term: str, name: str) -> bool:
+    """Whether a term is a category alone, ``g`` or ``C(g, ...)``."""
+    return term == name or (term.startswith(f"C({name}") and term[len(f"C({name}")] in ",)")
+
+
+def reference_level(agreement: RowsSchema, design: RowsDesign, name: str) -> LevelValue:
+    """Return the level of a category that has no column of its own; the first one if there are several."""
+    levels = agreement.spec.levels[name]
+    named = {
+        column
+        for column, term in zip(design.names, design.term_names, strict=True)
+        if _names_only(term, name)
+    }
+    absent = [
+        level
+        for level in levels
+        if not any(column.endswith((f"[T.{level}]", f"[{level}]")) for column in named)
+    ]
+    return absent[0] if len(absent) == 1 else levels[0]
+
+
+def _known_columns(
+    agreement: RowsSchema, design: RowsDesign
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+    """Return bounds of splines by column, and means and standard deviations of columns."""
     bounds: dict[str, tuple[float, float]] = {}
     moments: dict[str, tuple[float, float]] = {}
     for term in agreement.question.read_terms():
@@ -269,5 +321,4 @@ def known_limits(agreement: RowsSchema, design: RowsDesign) -> dict[str, tuple[f
             j, unit = design.names.index(text), float(state.get("scale") or 1.0)
             mean = unit * float(design.mean[j]) + float(state.get("center") or 0.0)
             moments[tree.name] = mean, unit * float(design.spread[j])
-    ranges = {name: (mean - SPREADS * sd, mean + SPREADS * sd) for name, (mean, sd) in moments.items()}
-    return ranges | bounds
+    return bounds, moments

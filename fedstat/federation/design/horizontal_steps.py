@@ -311,15 +311,21 @@ class OpenRows:
         D = design_matrix(rows.frame, self.question, self.spec, self.data.name, by).X / self.scale
         return D * as_numbers(rows.frame[by], self.data.name, by)[:, None] if logarithmic else D
 
-    def at_level(self, rows: CompleteRows, X: Floats, name: str, level: LevelValue) -> Floats:
-        """Return the standardized design, of which X (m, p) are the rows, with a column set to a value."""
-        frame = rows.frame.assign(**{name: pd.Series([level] * len(X), rows.frame.index)})
+    def at_level(
+        self, rows: CompleteRows, X: Floats, name: str, level: LevelValue, *, added: bool = False
+    ) -> Floats:
+        """Return the standardized design, of which X (m, p) are the rows, with a column set to a value.
+
+        With `added`, the value is added to the numbers of the rows.
+        """
+        values = as_numbers(rows.frame[name], self.data.name, name) + level if added else [level] * len(X)  # type: ignore[operator]
+        frame = rows.frame.assign(**{name: pd.Series(values, rows.frame.index)})
         coded = design_matrix(frame, self.question, self.spec, self.data.name)
         return self.standardize(coded.X.copy())
 
-    def is_binary(self, name: str) -> bool:
-        """Whether a column of numbers is 0 or 1 in all rows."""
-        return all(rows.frame[name].isin((0.0, 1.0)).all() for rows, _ in self.chunks())
+    def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
+        """Return which rows have a level of a category, (m,)."""
+        return np.asarray((rows.frame[name] == level).to_numpy(dtype=bool))
 
     def in_units(self, X: Floats) -> Floats:
         """Return standardized columns in the units of the data, (m, p); what was zero is zero again."""

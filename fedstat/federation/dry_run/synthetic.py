@@ -208,13 +208,15 @@ class DrawnRows(OpenRows):
         """Return numbers instead of derivatives."""
         return X
 
-    def at_level(self, rows: CompleteRows, X: Floats, name: str, level: LevelValue) -> Floats:
+    def at_level(
+        self, rows: CompleteRows, X: Floats, name: str, level: LevelValue, *, added: bool = False
+    ) -> Floats:
         """Return the rows instead of changed ones."""
         return X
 
-    def is_binary(self, name: str) -> bool:
-        """Suppose that it is."""
-        return True
+    def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
+        """Suppose that all rows have it."""
+        return np.ones(len(rows.y), dtype=bool)
 
 
 def open_synthetic_rows(data: SiteData, agreement: RowsSchema, rows: CompleteRows, X: Floats) -> OpenRows:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from fedstat.models.horizontal.clusters import (
 )
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.horizontal.variable_changes import ChangesRequest
+from fedstat.models.margins import ChangesRequest
 from fedstat.models.rows.newton import (
     LikelihoodNewton,
     LikelihoodSums,
@@ -387,25 +387,38 @@ def proportional_outcome(fit: CategoryFit, found: SeparateScores) -> Outcome | s
     return score_outcome(U[q:] - V[q:, :q] @ np.linalg.solve(V[:q, :q], U[:q]), left, terms)
 
 
-def sum_effects(
-    session: RowsSession, fit: CategoryFit, requested: ChangesRequest
-) -> FitProtocol[tuple[Floats, Floats, Floats, Floats]]:
-    """Request averages of first and second derivatives of the probabilities, and of changes by variables.
+class CategoryEffects(NamedTuple):
+    """Averages of derivatives of the probabilities, and sums of changes by variables, in units of the data.
 
-    In the units of the data; the last two are the effects (V, J) of the requested changes, and their slopes
-    (V, J, J - 1, p). Without any, they are empty.
+    `first` and `second` are averages of first and second derivatives; `effects` (V, J), their `slopes` (V, J,
+    J - 1, p) and the `counts` (V,) of the rows of a level are sums. Those that were not requested are empty.
     """
+
+    first: Floats
+    second: Floats
+    effects: Floats
+    slopes: Floats
+    counts: Floats
+
+
+def sum_effects(
+    session: RowsSession, fit: CategoryFit, requested: ChangesRequest, single: bool = True
+) -> FitProtocol[CategoryEffects]:
+    """Request averages for the effects of single columns, and sums of changes by variables."""
     point = yield from open_at(session, fit)
     arrays, n = point.arrays(at_point(point, fit)), float(fit.counts[0].sum())
-    back = np.linalg.inv(to_units(point.design)) / n
-    replies = yield session.request_all("sum_effects", arrays)
-    first, second = add(replies, "first") / n, add(replies, "second") @ back
+    back = np.linalg.inv(to_units(point.design))
+    first = second = np.zeros(0)
+    if single:
+        replies = yield session.request_all("sum_effects", arrays)
+        first, second = add(replies, "first") / n, add(replies, "second") @ back / n
     J, p = len(fit.categories), len(back)
-    effects, slopes = np.zeros((0, J)), np.zeros((0, J, J - 1, p))
+    effects, slopes, counts = np.zeros((0, J)), np.zeros((0, J, J - 1, p)), np.zeros(0)
     if requested.changes:
         replies = yield session.request_all("sum_changes", arrays, to_json(requested))
-        effects, slopes = add(replies, "effects") / n, add(replies, "slopes") @ back
-    return first, second, effects, slopes
+        effects, slopes = add(replies, "effects"), add(replies, "slopes") @ back
+        counts = add(replies, "counts")
+    return CategoryEffects(first, second, effects, slopes, counts)
 
 
 def likelihoods_without(

@@ -16,6 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.derivatives import variable_directions
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
+from fedstat.inference.effects import Means
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
@@ -38,9 +39,11 @@ from fedstat.models.categories.protocol import (
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import HeldRows, check_choice
+from fedstat.models.effects import no_times
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
@@ -53,6 +56,8 @@ from fedstat.models.horizontal.site_results import (
 )
 from fedstat.models.horizontal.variable_changes import changes_request
 from fedstat.models.margins import (
+    Change,
+    ChangesRequest,
     MarginalEffects,
     MeanJet,
     at_one_row,
@@ -400,9 +405,11 @@ class CategoryResults(SiteFitsResults):
         if at == "overall":
             several = [one for one in directions if one.plain is None and not one.problem]
             requested = changes_request(several)
-            first, second, *changed = self._after_fit(
+            sums = self._after_fit(
                 "get_margeff()", FAMILY, lambda session: sum_effects(session, fit, requested)
             )
+            first, second, n = sums.first, sums.second, float(fit.counts[0].sum())
+            changed = [sums.effects / n, sums.slopes / n]
         elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
             raise NotAvailableError(
                 "get_margeff: at='mean' needs means that sites do not report; use at='overall'"
@@ -439,6 +446,39 @@ class CategoryResults(SiteFitsResults):
             + "Errors by the delta method."
             + directions_note(directions),
             sources=(self,),
+        )
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
+        no_times(call, times)
+        fit, B = self._record.fit, self._predictor_coefficients()
+        baseline = not self._proportional
+
+        def jet(X: Floats, offset: Floats) -> MeanJet:
+            return CategoryRows(X, np.zeros(len(X), dtype=np.int64), fit.request.link, offset).jet(B)
+
+        def sums(call: str, changes: Sequence[Change]) -> Means:
+            requested = ChangesRequest(tuple(changes))
+            found = self._after_fit(call, FAMILY, lambda session: sum_effects(session, fit, requested, False))
+            check_groups(changes, found.counts)
+            slopes = found.slopes.reshape(*found.effects.shape, -1) @ fit.map
+            return divided(found.effects, slopes, found.counts, float(fit.counts[0].sum()))
+
+        return RowsResponse(
+            agreement=self.basis.agreement,
+            design=fit.design,
+            B=B,
+            map=fit.map,
+            jet=jet,
+            sums=sums,
+            cov=fit.cov,
+            df=None if self._df is None else float(np.min(self._df)),
+            mean_words="probability",
+            outcomes=self.categories,
+            # The predictors of all thresholds but their constants are minus x'b.
+            linear_names=self.categories[1:] if baseline else ("",),
+            linear_rows=tuple(range(len(B))) if baseline else (0,),
+            linear_sign=1.0 if baseline else -1.0,
+            linear_constant=baseline,
         )
 
     def lr_test_terms(self) -> pd.DataFrame:

@@ -29,8 +29,8 @@ from fedstat.kernels.categories import (
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.rows import FLAT, NO_MEANS, summed
-from fedstat.models.horizontal.variable_changes import ChangesRequest, VariableVectors, sum_changes_of
-from fedstat.models.margins import MeanJet
+from fedstat.models.horizontal.variable_changes import VariableVectors, sum_changes_of
+from fedstat.models.margins import ChangesRequest, MeanJet
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums
 from fedstat.models.rows.steps import enter_steps, releases_of, rows_in, scores_at
 from fedstat.typing import Array, Floats, Ints
@@ -282,6 +282,7 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     releases={
         "effects": summed("changes of the probabilities by each variable", 2),
         "slopes": summed("their derivatives by the coefficients", 4),
+        "counts": summed("weights of the rows of a level"),
     },
     request=ChangesRequest,
     requests=control("variables that change", common=True),
@@ -291,13 +292,13 @@ def sum_changes(
 ) -> dict[str, Array]:
     """Sum the changes of the probabilities of all categories by variables, through all terms.
 
-    Released are ``effects`` (V, J), and ``slopes`` (V, J, J - 1, p), for standardized columns.
+    Released are ``effects`` (V, J), ``slopes`` (V, J, J - 1, p), for standardized columns, and ``counts``.
     """
     site = categories_of(state)
     B = site.coefficients(site.place(shift, scale, beta).own)
     sums = sum_changes_of(state, site.opened, request, B, CategoryMeans(site.request.link, B))
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
-    return {"effects": sums.effects, "slopes": sums.slopes[..., 1:] @ T}
+    return {"effects": sums.effects, "slopes": sums.slopes[..., 1:] @ T, "counts": sums.counts}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from fedstat.models.cox.protocol import (
     time_information,
     time_scores,
 )
+from fedstat.models.cox.response import NO_AVERAGE, SurvivalResponse, hazard_at, joint_covariance
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
@@ -517,6 +518,36 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         common = fit.common is not None
         return BaselineHazard(
             edges, *found, params, cov, agreement, fit.design, common=common, sources=(self,)
+        )
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> SurvivalResponse:
+        fit, beta, p = self._record.fit, self.estimate.params, len(self.estimate.params)
+        baseline = None
+        if times is not None:
+            wanted = np.atleast_1d(np.asarray(times, dtype=np.float64))
+            baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(wanted)
+            times = wanted
+        points = () if times is None else tuple(float(one) for one in times)
+        hazard, centers, of_hazard = hazard_at(baseline, points, p)
+
+        def unavailable(*_: object) -> Any:
+            raise NotAvailableError(f"{call}: {NO_AVERAGE}")
+
+        return SurvivalResponse(
+            agreement=self.basis.agreement,
+            design=fit.design,
+            B=beta[None, :],
+            map=np.eye(p, p + len(points)),
+            jet=unavailable,
+            sums=unavailable,
+            cov=joint_covariance(self._cov(), of_hazard),
+            df=self._df,
+            mean_words="survival",
+            outcomes=points,
+            heading="time",
+            why_no_average=NO_AVERAGE,
+            hazard=hazard,
+            centers=centers,
         )
 
     def evaluate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -20,13 +20,15 @@ from fedstat.inference.homogeneity_tests import welch_test
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows
+from fedstat.models.effects import no_times
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
-from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
+from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, response_functions, same_rows
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import OTHER_MODEL, TOO_SMALL, TWICE
 from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.response import RowsResponse
 from fedstat.models.horizontal.results import (
     OFFSET,
     RowsBasis,
@@ -37,6 +39,7 @@ from fedstat.models.horizontal.results import (
 )
 from fedstat.models.horizontal.site_results import SiteFitsResults, tests_line
 from fedstat.models.margins import MarginalEffects
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     pass
@@ -250,6 +253,10 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         L[:, ~new] = -np.linalg.solve(A[np.ix_(~new, ~new)], A[np.ix_(~new, new)]).T
         statistic, df = float(score @ np.linalg.solve(L @ M @ L.T, score)), int(new.sum())
         return ScoreTest(statistic, float(stats.chi2.sf(statistic, df)), df)
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
+        no_times(call, times)
+        return response_functions(cast(Any, self))
 
     def get_margeff(
         self,

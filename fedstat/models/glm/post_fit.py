@@ -15,6 +15,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remed
 from fedstat.federation.design.derivatives import Direction, variable_directions
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
+from fedstat.inference.effects import Means
 from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.heterogeneity import NOT_REQUESTED
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
@@ -42,10 +43,13 @@ from fedstat.models.glm.wild_bootstrap import (
     with_own,
 )
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.session import add
-from fedstat.models.horizontal.variable_changes import ChangesRequest, changes_request
+from fedstat.models.horizontal.variable_changes import changes_request
 from fedstat.models.margins import (
     HEADINGS,
+    Change,
+    ChangesRequest,
     EffectPoint,
     MarginalEffects,
     at_one_row,
@@ -53,6 +57,7 @@ from fedstat.models.margins import (
     directions_note,
     effects_of,
     mean_jet,
+    mean_words,
     plain_places,
     shown_effects,
 )
@@ -67,13 +72,15 @@ from fedstat.typing import Array, Floats
 class Found(NamedTuple):
     """Sums at the estimate, changes by the position of the column, and the effects (V,) of variables.
 
-    The effects' derivatives by a constant and the coefficients are `slopes` (V, p + 1).
+    The effects' derivatives by a constant and the coefficients are `slopes` (V, p + 1), and `counts` (V,) the
+    weights of the rows, where these are those of a level.
     """
 
     base: EffectSums
     moved: Mapping[int, ChangeSums]
     effects: Floats = np.zeros(0)
     slopes: Floats = np.zeros((0, 0))
+    counts: Floats = np.zeros(0)
 
 
 NO_SUMS = EffectSums(np.zeros(0), np.zeros((0, 0)))
@@ -305,6 +312,31 @@ def _over_rows(
     return model._run_after_fit(call, protocol)
 
 
+def response_functions(result: GLMStatements) -> RowsResponse:
+    """Return means and predictors of a fit with one mean of a row."""
+    beta, family = result.estimate.params, result.distribution
+
+    def sums(call: str, changes: Sequence[Change]) -> Means:
+        point = EffectPoint.of(beta, {})
+        found = _over_rows(result, point, None, ChangesRequest(tuple(changes)), False, False, call)
+        check_groups(changes, found.counts)
+        slopes = found.slopes[:, None, 1:]
+        return divided(found.effects[:, None], slopes, found.counts, result._fit.totals[0])
+
+    return RowsResponse(
+        agreement=result.basis.agreement,
+        design=result._fit.design,
+        B=beta[None, :],
+        map=np.eye(len(beta)),
+        jet=lambda X, offset: mean_jet(X @ beta + offset, family),
+        sums=sums,
+        cov=result._cov(),
+        df=result._df,
+        mean_words=mean_words(family.name),
+        distribution=family,
+    )
+
+
 def _effects_protocol(
     newton: Newton,
     result: GLMStatements,
@@ -327,6 +359,7 @@ def _effects_protocol(
     forward = np.eye(len(columns.shift) + 1)
     forward[1:, 1:] = np.linalg.inv(columns.back).T
     base, moved, effects, slopes = NO_SUMS, dict[int, ChangeSums](), np.zeros(0), np.zeros((0, 0))
+    counts = np.zeros(0)
     if changes is not None:
         arrays = common | {"products": np.array(products)}
         if changes:
@@ -350,7 +383,8 @@ def _effects_protocol(
         if int(add(replies, "inside")) < len(replies):
             raise _outside(result)
         effects, slopes = add(replies, "effects")[:, 0], add(replies, "slopes")[:, 0, 0] @ forward.T
-    return Found(base, moved, effects, slopes)
+        counts = add(replies, "counts")
+    return Found(base, moved, effects, slopes, counts)
 
 
 def _outside(result: GLMStatements) -> EstimationError:

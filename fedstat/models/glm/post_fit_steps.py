@@ -40,8 +40,8 @@ from fedstat.models.horizontal.rows import (
     summed,
     weighted_by,
 )
-from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
-from fedstat.models.margins import MeanJet, mean_jet
+from fedstat.models.horizontal.variable_changes import sum_changes_of
+from fedstat.models.margins import ChangesRequest, MeanJet, mean_jet
 from fedstat.typing import Array, Floats
 
 
@@ -197,6 +197,7 @@ def _if_inside(inside: bool, arrays: Mapping[str, Floats]) -> dict[str, Array]:
         "inside": INSIDE,
         "effects": summed("sums of the mean's changes by each variable", 2),
         "slopes": summed("their derivatives by the coefficients", 4),
+        "counts": summed("weights of the rows of a level"),
     },
     request=ChangesRequest,
     requests=control("variables that change", common=True),
@@ -214,7 +215,7 @@ def sum_changes(
     """Sum the changes of the mean by variables of the design, through all terms, over the rows.
 
     Coefficients and constant are as for ``sum_effects``. It releases ``effects`` (V, 1) and ``slopes`` (V, 1,
-    1, p + 1), see :class:`~fedstat.models.horizontal.variable_changes.ChangedSums`.
+    1, p + 1) and ``counts`` (V,), see :class:`~fedstat.models.horizontal.variable_changes.ChangedSums`.
     """
     model = model_of(state)
     own, T = model.place(shift, scale, beta)
@@ -225,7 +226,8 @@ def sum_changes(
     sums = sum_changes_of(state, model.opened, request, means.beta[None, :], means, flat)
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
-    return _if_inside(means.inside and sums.finite, {"effects": sums.effects, "slopes": sums.slopes @ Z})
+    found = {"effects": sums.effects, "slopes": sums.slopes @ Z, "counts": sums.counts}
+    return _if_inside(means.inside and sums.finite, found)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.notes import Note
 from fedstat.models.checks import HeldRows
+from fedstat.models.effects import no_times
 from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import NOTES, OLS_SUMMARY, SUMMARY, fit_notes, show_number
@@ -24,6 +25,7 @@ from fedstat.models.glm.post_fit import (
     compare_deviances,
     compare_likelihoods,
     marginal_effects,
+    response_functions,
     score_test,
     wild_bootstrap,
 )
@@ -32,9 +34,11 @@ from fedstat.models.glm.variance import CovarianceChoice, Variance
 from fedstat.models.glm.wild_bootstrap import WildBootstrap
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.response import RowsResponse
 from fedstat.models.horizontal.results import rows_estimate
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
+from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
 # Results of a federated GLM: statistics, their summary, and the file format.
@@ -213,6 +217,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
                 "or fit the larger one"
             )
         return score_test(self, terms)
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
+        no_times(call, times)
+        return response_functions(self)
 
     def get_margeff(
         self,

@@ -1,9 +1,10 @@
-"""Effects of variables at a site: changes of the means of its rows, which are coded again.
+"""Means at a site, and effects of variables on them: its rows are coded again.
 
-A variable changes by its derivative through all terms, or from one level to another. With predictors ``eta =
-X B'`` the mean of a row changes by ``f'(eta) D B'``, where D is the derivative of its design row, or by the
-difference of two means. The sums over rows of these changes and of their derivatives by the coefficients are
-released. The vectors by which columns are multiplied in them are reported to the disclosure checks.
+A mean is that of the rows as they are, or with a variable at a value. A variable changes by its derivative
+through all terms, or from one value to another. With predictors ``eta = X B'`` the mean of a row changes by
+``f'(eta) D B'``, where D is the derivative of its design row, or by the difference of two means. The sums
+over rows, or over those of a level, of these and of their derivatives by the coefficients are released. The
+vectors by which columns are multiplied in them are reported to the disclosure checks.
 """
 
 from __future__ import annotations
@@ -18,30 +19,19 @@ from fedstat.errors import MessageError
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.design.horizontal_steps import OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import RowBlock, ScoreAndInformation, SummedProducts, WorkingWeights
+from fedstat.federation.disclosure.facts import (
+    LevelRowCounts,
+    RowBlock,
+    ScoreAndInformation,
+    SummedProducts,
+    WorkingWeights,
+)
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.tables.columns import LevelValue
-from fedstat.models.margins import MeanJet
+from fedstat.models.margins import Change, ChangesRequest, MeanJet
 from fedstat.typing import Floats
 
 MOST_CHANGES = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A variable that changes: by its derivative, or from a level `low` to another one, `high`."""
-
-    variable: str
-    low: LevelValue | None = None
-    high: LevelValue | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChangesRequest:
-    """Changes whose effects are requested; `logarithmic`: derivatives by the logarithms of the variables."""
-
-    changes: tuple[Change, ...]
-    logarithmic: bool = False
 
 
 def changes_request(directions: Sequence[Direction], logarithmic: bool = False) -> ChangesRequest:
@@ -55,10 +45,12 @@ class ChangedSums:
     """Sums over rows of the changes of the means, (V, J), and their derivatives by the coefficients.
 
     `slopes` are (V, J, K, p + 1), where the first of the last axis belongs to a constant in the predictors.
+    `counts` (V,) are the sums of the rows' weights, of changes among the rows of a level; otherwise zero.
     """
 
     effects: Floats
     slopes: Floats
+    counts: Floats
 
     @property
     def finite(self) -> bool:
@@ -137,22 +129,31 @@ def sum_changes_of(
         raise MessageError(f"{opened.data.name}: expected 1 to {MOST_CHANGES:,} changes of variables")
     for change in request.changes:
         _check_change(opened, change)
+    _report_levels(state, opened, request)
     effects, slopes, blocks, vectors = list[Floats](), list[Floats](), list[ChangedRows](), list[Floats]()
+    counted, grouped = list[Floats](), [bool(change.by) for change in request.changes]
     point = (*means.point, VariableVectors(repr(request)))
     for rows, X in opened.chunks():
         found = [_changed(opened, rows, X, one, request.logarithmic, B, means) for one in request.changes]
-        w = means.count(rows)
-        effects.append(np.array([w @ effect for effect, _, _ in found]))
-        slopes.append(np.array([summed(w) for _, summed, _ in found]))
+        count = means.count(rows)
+        weights = [
+            count * opened.has_level(rows, change.by, change.level) if change.by else count
+            for change in request.changes
+        ]
+        effects.append(np.array([w @ effect for w, (effect, _, _) in zip(weights, found, strict=True)]))
+        slopes.append(np.array([summed(w) for w, (_, summed, _) in zip(weights, found, strict=True)]))
         # A value that is not finite becomes zero, and reveals nothing.
-        own = np.nan_to_num(np.column_stack([one for _, _, one in found]), posinf=0.0, neginf=0.0)
-        vectors.append(own * w[:, None])
+        own = [one * w[:, None] for w, (_, _, one) in zip(weights, found, strict=True)]
+        vectors.append(np.nan_to_num(np.column_stack(own), posinf=0.0, neginf=0.0))
+        counted.append(np.column_stack(weights) * grouped)
         blocks.append(ChangedRows(means.block(rows, X), point, vectors[-1]))
     V, (J, K) = np.concatenate(vectors), slopes[0].shape[1:3]
     # Effects at many coefficients add up: each session adds columns to the history of those released. Slopes
     # of several categories or predictors are compared within the session, as those of other sums are.
     first = np.cumsum([0, *(one.shape[1] for _, _, one in found)])[:-1]
     entered = V[:, (first[:, None] + np.arange(J + (J == K == 1))).ravel()]
+    groups = np.unique(np.concatenate(counted)[:, grouped], axis=1)
+    entered = np.column_stack([entered, groups])
     state.report(
         WorkingWeights(lambda: np.abs(V).T, flat=flat),
         ScoreAndInformation(opened, len(V), point, lambda: blocks, groups=means.groups),
@@ -163,7 +164,9 @@ def sum_changes_of(
             multiplied=False,
         ),
     )
-    return ChangedSums(np.sum(effects, axis=0), np.sum(slopes, axis=0))
+    return ChangedSums(
+        np.sum(effects, axis=0), np.sum(slopes, axis=0), np.sum([one.sum(axis=0) for one in counted], axis=0)
+    )
 
 
 def _changed(
@@ -178,7 +181,12 @@ def _changed(
     """Return changes of means (m, J), a function that sums slopes, and the vectors behind both (m, k)."""
     m, p = X.shape
     with np.errstate(all="ignore"):
-        if change.low is None or change.high is None:
+        if change.low is None and (change.high is not None or not change.variable):
+            Y = _placed(opened, rows, X, change, change.high)
+            effect, bend, _ = means.jet(rows, Y)
+            others = np.flatnonzero((Y != X).any(axis=0))
+            moved = bend[..., None] * Y[:, None, None, others]
+        elif change.low is None or change.high is None:
             D = opened.derivative(rows, X, change.variable, logarithmic)
             _, first, second = means.jet(rows, X)
             along = D @ B.T
@@ -187,7 +195,7 @@ def _changed(
             others = np.flatnonzero(D.any(axis=0))
             moved = first[..., None] * D[:, None, None, others] + bend[..., None] * X[:, None, None, others]
         else:
-            low, high = (opened.at_level(rows, X, change.variable, one) for one in (change.low, change.high))
+            low, high = (_placed(opened, rows, X, change, one) for one in (change.low, change.high))
             a, b = (means.jet(rows, one) for one in (low, high))
             effect, bend = b[0] - a[0], b[1] - a[1]
             others = np.flatnonzero(((low != X) | (high != X)).any(axis=0))
@@ -206,17 +214,44 @@ def _changed(
     return effect, slopes, np.column_stack([one.reshape(m, -1) for one in (effect, bend, moved)])
 
 
+def _placed(
+    opened: OpenRows, rows: CompleteRows, X: Floats, change: Change, value: LevelValue | None
+) -> Floats:
+    """Return the design (m, p) with a variable at a value, or with the value added; X without one."""
+    if not change.variable or value is None:
+        return X
+    return opened.at_level(rows, X, change.variable, value, added=change.added)
+
+
+def _report_levels(state: State, opened: OpenRows, request: ChangesRequest) -> None:
+    """Report the rows of the levels over which sums are requested."""
+    for by in dict.fromkeys(change.by for change in request.changes if change.by):
+        levels = dict.fromkeys(change.level for change in request.changes if change.by == by)
+        counts = [
+            sum(int(opened.has_level(rows, by, level).sum()) for rows, _ in opened.chunks())
+            for level in levels
+        ]
+        state.report(LevelRowCounts(by, counts))
+
+
 def _check_change(opened: OpenRows, change: Change) -> None:
-    """Require a variable of the design; between two of its levels, or those of a column of zeros and ones."""
-    name, spec = change.variable, opened.spec.part(opened.question.terms)
-    where = f"{opened.data.name}: column {name!r}"
-    if name not in spec.columns:
-        raise MessageError(f"{where} is not a column of this model")
-    levels = spec.levels.get(name)
-    if levels is None and change.high is not None:
-        if not opened.is_binary(name):
-            raise MessageError(f"{where} has other values than 0 and 1, between which a change was requested")
-        levels = (0.0, 1.0)
-    derivative = change.high is None
-    if derivative != (levels is None) or (levels is not None and not {change.low, change.high} <= {*levels}):
-        raise MessageError(f"{where}: expected a derivative of a number, or a change between two levels")
+    """Require a variable of the design; a category changes between two of its levels."""
+    spec = opened.spec.part(opened.question.terms)
+    for name, values in (
+        (change.variable, (change.low, change.high)),
+        (change.by, (change.level,)),
+    ):
+        where = f"{opened.data.name}: column {name!r}"
+        given = [one for one in values if one is not None]
+        if name and name not in spec.columns:
+            raise MessageError(f"{where} is not a column of this model")
+        levels = spec.levels.get(name)
+        if (name == change.by and name and (levels is None or not given)) or (
+            levels is not None and (not given or not {*given} <= {*levels})
+        ):
+            raise MessageError(f"{where}: expected levels of a category of this model")
+        numbers = [one for one in given if not isinstance(one, str) and np.isfinite(one)]
+        if levels is None and (len(numbers) < len(given) or (given and change.high is None)):
+            raise MessageError(f"{where}: expected finite numbers")
+    if change.added and (change.variable in spec.levels or change.high is None):
+        raise MessageError(f"{opened.data.name}: column {change.variable!r} is no number to add to")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -32,8 +32,7 @@ from fedstat.models.horizontal.clusters import (
 )
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.horizontal.variable_changes import ChangesRequest
-from fedstat.models.margins import MeanJet, change_at
+from fedstat.models.margins import ChangesRequest, MeanJet, change_at
 from fedstat.models.mixed.steps import (
     MixedRequest,
     averaged_means,
@@ -829,14 +828,24 @@ def moved_jet(jet: Floats, moves: Floats) -> Floats:
     return np.concatenate([jet[:1], np.tensordot(moves.T, jet[1 : 1 + K], 1), hessian[rows, columns]])
 
 
+class MixedEffectSums(NamedTuple):
+    """The average derivative of the mean, with its own ones in coefficients and factors, and sums of changes.
+
+    Changes have `effects` (V,), `slopes` (V, p + K) and the `counts` (V,) of the rows of a level.
+    """
+
+    slope: float
+    by_params: Floats
+    by_theta: Floats
+    effects: Floats
+    slopes: Floats
+    counts: Floats
+
+
 def sum_slopes(
     session: RowsSession, fit: MixedFit, single: bool, requested: ChangesRequest
-) -> FitProtocol[tuple[tuple[float, Floats, Floats], Floats, Floats]]:
-    """Request averages over rows: of derivatives of the means, and of their changes by variables.
-
-    The first are the mean derivative, if `single` effects of columns need it, and its own ones in
-    coefficients and factors; then follow effects (V,) of the requested changes, and their slopes (V, p + K).
-    """
+) -> FitProtocol[MixedEffectSums]:
+    """Request the average derivative, if `single` effects of columns need it, and sums of changes."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.reopen(fit)
     start = np.linalg.solve(newton.translation, fit.params)
@@ -847,13 +856,13 @@ def sum_slopes(
         replies = yield session.request_all("sum_effects", arrays)
         slope, by_theta = float(add(replies, "first")) / n, add(replies, "third") / n
         by_params = np.asarray(np.linalg.solve(newton.translation.T, add(replies, "second")) / n)
-    effects, slopes = np.zeros(0), np.zeros((0, p + K))
+    effects, slopes, counts = np.zeros(0), np.zeros((0, p + K)), np.zeros(0)
     if requested.changes:
         replies = yield session.request_all("sum_changes", arrays, to_json(requested))
         in_units = np.linalg.solve(newton.translation.T, add(replies, "slopes").T).T
-        effects = add(replies, "effects") / n
-        slopes = np.column_stack([in_units, add(replies, "factors")]) / n
-    return (slope, by_params, by_theta), effects, slopes
+        slopes = np.column_stack([in_units, add(replies, "factors")])
+        effects, counts = add(replies, "effects"), add(replies, "counts")
+    return MixedEffectSums(slope, by_params, by_theta, effects, slopes, counts)
 
 
 def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:

@@ -16,6 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
+from fedstat.inference.effects import Means
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.notes import Catalogue, Note
@@ -24,12 +25,24 @@ from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import HeldRows, check_choice
+from fedstat.models.effects import no_times
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import OTHER_MODEL
 from fedstat.models.horizontal.prediction import predict_rows
+from fedstat.models.horizontal.response import OVER_ROWS, RowsResponse, check_groups, divided
 from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
 from fedstat.models.horizontal.variable_changes import changes_request
-from fedstat.models.margins import MarginalEffects, at_one_row, directions_note, plain_places, shown_effects
+from fedstat.models.margins import (
+    Change,
+    ChangesRequest,
+    MarginalEffects,
+    at_one_row,
+    directions_note,
+    mean_jet,
+    mean_words,
+    plain_places,
+    shown_effects,
+)
 from fedstat.models.mixed.degrees import (
     CoefficientCovariance,
     KenwardRoger,
@@ -44,6 +57,7 @@ from fedstat.models.mixed.departures import (
 )
 from fedstat.models.mixed.profile import increases_at_zero, intervals
 from fedstat.models.mixed.protocol import MixedFit, NormalSums, predict_sites, sum_slopes
+from fedstat.models.mixed.response import AveragedResponse
 from fedstat.models.mixed.steps import FAMILY, KINDS
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.plotting import axes_for, label_x, set_headline
@@ -843,9 +857,11 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         (slope, by_params, by_theta), changed = (1.0, np.zeros(p), np.zeros(K)), dict[str, Any]()
         if at == "overall" and (single or asked):
             requested = changes_request(asked)
-            (slope, by_params, by_theta), effects, slopes = self._after_fit(
+            sums = self._after_fit(
                 "get_margeff()", FAMILY, partial(sum_slopes, fit=fit, single=single, requested=requested)
             )
+            slope, by_params, by_theta = sums.slope, sums.by_params, sums.by_theta
+            effects, slopes = sums.effects / fit.design.n.sum(), sums.slopes / fit.design.n.sum()
             changed = {one.name: both for one, *both in zip(asked, effects.tolist(), slopes, strict=True)}
         elif not linear and self.basis.agreement.question.offsets:
             raise NotAvailableError(
@@ -892,6 +908,40 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             + " Robust errors take the variances as known." * (not linear and self.cov_type == "robust"),
             sources=(self,),
         )
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
+        no_times(call, times)
+        fit, linear = self._record.fit, self._record.fit.sums is not None
+        cov: Floats = fit.cov if self.cov_type == "model" else fit.robust
+        if not linear and self.cov_type == "model" and fit.joint is not None:
+            cov = fit.joint
+        beta, p = fit.params, len(fit.params)
+        width = min(len(cov), p + fit.effects.K)
+
+        def sums(call: str, changes: Sequence[Change]) -> Means:
+            requested = ChangesRequest(tuple(changes))
+            protocol = partial(sum_slopes, fit=fit, single=False, requested=requested)
+            found = self._after_fit(call, FAMILY, protocol)
+            check_groups(changes, found.counts)
+            slopes = found.slopes[:, None, :width]
+            return divided(found.effects[:, None], slopes, found.counts, float(fit.design.n.sum()))
+
+        common: dict[str, Any] = {
+            "agreement": self.basis.agreement,
+            "design": fit.design,
+            "B": beta[None, :],
+            "map": np.eye(p, width),
+            "jet": lambda X, offset: mean_jet(X @ beta + offset, fit.distribution),
+            "sums": sums,
+            "cov": cov[:width, :width],
+            "df": self.df.to_numpy(),
+            "distribution": fit.distribution,
+        }
+        if linear:
+            return RowsResponse(**common, mean_words="mean")
+        words = f"{mean_words(fit.distribution.name)} over groups"
+        over = f"{OVER_ROWS} and over the random effects"
+        return AveragedResponse(**common, fit=fit, mean_words=words, over_rows=over)
 
     def _directions(self, at: str) -> list[Direction]:
         """Return how design rows change with each variable, columns of random effects included."""

@@ -48,8 +48,8 @@ from fedstat.models.horizontal.clusters import (
     sum_corrected,
 )
 from fedstat.models.horizontal.rows import NO_MEANS, RowsAtPoints, glm_rows, require_response, summed
-from fedstat.models.horizontal.variable_changes import ChangesRequest, sum_changes_of
-from fedstat.models.margins import MeanJet
+from fedstat.models.horizontal.variable_changes import sum_changes_of
+from fedstat.models.margins import ChangesRequest, MeanJet
 from fedstat.models.rows.objective import Facts, RowTerms
 from fedstat.typing import Array, Floats, Ints
 
@@ -922,6 +922,7 @@ def sum_effects(
     releases={
         "effects": summed("changes of the means by each variable", behind=WEIGHTED),
         "slopes": summed("their derivatives by the coefficients", 2, behind=WEIGHTED),
+        "counts": summed("weights of the rows of a level", behind=WEIGHTED),
         "factors": summed("their derivatives by the factors of the effects", 2, behind=WEIGHTED),
     },
     request=ChangesRequest,
@@ -954,6 +955,7 @@ def sum_changes(
     by_factor = [means.effects @ one[1:].T for one in slopes]
     return {
         "effects": sums.effects[:, 0],
+        "counts": sums.counts,
         "slopes": slopes[:, 0, 1 : 1 + site.p] @ site.to_own,
         "factors": np.array([point.in_factors(one) for one in by_factor])
         if means.L.size

@@ -18,6 +18,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import kind_of, to_pandas
+from fedstat.models.effects import no_times
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
 from fedstat.models.run import PostFitAnalysis, run_analysis
@@ -37,9 +38,11 @@ from fedstat.models.vertical.prediction.protocol import (
     prediction_analysis,
     project_blocks,
 )
+from fedstat.models.vertical.prediction.response import ColumnsResponse
 from fedstat.typing import Floats
 
 Found = TypeVar("Found")
+FROM_FILE = "results from a file do not know how columns are coded; fit the model again"
 
 
 class VerticalPredictor:
@@ -303,6 +306,19 @@ class VerticalPredictions(CoefficientResults):
         return effects_over_columns(
             mean, at, method, project, directions=directions, others=others, sources=(self,)
         )
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> ColumnsResponse:
+        no_times(call, times)
+        if self._model is None:
+            raise NotAvailableError(f"{call}: {FROM_FILE}")
+        specs, model = self._margin_specs(), self._model
+
+        def project(factor: Floats) -> ProjectedEntities:
+            return self._margin_predictor().project(self.estimate.sites[1:], model.partition, factor)
+
+        sites = self.estimate.sites
+        read = {site: BlockSpec.from_json(specs[site]) for site in dict.fromkeys(sites[1:])}
+        return ColumnsResponse(self._fitted_mean(), read, sites, self._df, project)
 
     def _margin_specs(self) -> Mapping[str, str]:
         """Return the coding of columns by site, which is requested from the sites if it is not known."""
