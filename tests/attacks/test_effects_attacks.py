@@ -130,13 +130,70 @@ def test_derivatives_that_few_rows_have_are_not_summed():
         changed("strict", point, Change("z"), formula=text)
 
 
-def test_variables_change_between_their_levels_only():
+def test_variables_change_between_values_that_they_can_have():
     for change in (
-        Change("z", 30.0, 31.0),
-        Change("z", 0.0, 1.0),
+        Change("z", "a", 31.0),
+        Change("z", 30.0),
         Change("g"),
         Change("g", "a", "c"),
+        Change("g", "a", "b", added=True),
         Change("x"),
+        Change("", by="z", level=30.0),
+        Change("", by="g"),
+        Change("", by="g", level="c"),
+        Change("", by="x", level=1.0),
     ):
         with pytest.raises(MessageError, match=r"column 'z|column 'g|column 'x"):
             changed("loose", [(0.0, 0.0, 0.0)], change)
+
+
+@pytest.mark.parametrize("steep", [1e6, 50.0])
+@pytest.mark.parametrize("more", [{}, {"by": "g", "level": "a"}])
+def test_means_count_no_rows_between_two_cuts(steep, more):
+    """Means that are zero or one count the rows beyond a cut, or those of a level."""
+    below, above = changed("loose", cuts(1e6), Change(""), formula="y ~ z + x")
+    assert round(below - above) == 1  # the row between the two
+    points = [(low, z, 0.0) for low, z, _ in cuts(steep)]
+    with pytest.raises(PolicyError):
+        changed("strict", points, Change("", **more))
+
+
+def test_a_value_that_is_added_moves_no_row_to_the_end_of_a_function():
+    """After a step of a number, a steep function of it is that of one row."""
+    text, z = "y ~ z + I(1 / (z - 19))", np.sort(FRAME["z"].to_numpy())
+    step = Change("z", 0.0, float(19.0 + 1e-9 - z[N // 2]), added=True)
+    point = [(0.0, 0.0, 1.0)]
+    assert np.isfinite(changed("loose", point, step, formula=text)).all()
+    with pytest.raises(PolicyError):
+        changed("strict", point, step, formula=text)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5])
+def test_means_by_level_need_enough_rows_of_it_at_each_site(rows):
+    """The boundary is the owner's minimum: none or as many rows as it says pass, one less is refused."""
+    frame = FRAME.assign(g="a")
+    for site, n in {"A": rows, "B": 60, "C": 60}.items():
+        frame.loc[frame.index[frame["site"] == site][:n], "g"] = "b"
+    policy = fs.Policy(min_count=5, min_level_count=5)
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+    text = to_json(ChangesRequest((Change("", by="g", level="b"),)))
+
+    def run():
+        model = fs.FederatedGLM.from_formula("y ~ z + g", partition, family=sm.families.Binomial())
+        session, fixed = model._open_session("glm", masked=True), {"shift": np.zeros(3), "scale": np.ones(3)}
+        fixed |= {"log": np.array(False), "constant": np.array(0.0), "beta": np.array([0.0, 0.01, 0.1])}
+
+        def protocol():
+            yield session.opening() + session.request_all("start", {}, model.distribution.to_json())
+            replies = yield session.request_all("sum_changes", fixed, text)
+            return float(add(replies, "effects")[0, 0]), float(add(replies, "counts")[0])
+
+        return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
+
+    if 0 < rows < 5:
+        with pytest.raises(PolicyError, match="every level"):
+            run()
+    else:
+        inside = frame[frame["g"] == "b"]
+        mean = 1.0 / (1.0 + np.exp(-0.01 * inside["z"] - 0.1))
+        np.testing.assert_allclose(run(), (mean.sum(), len(inside)), rtol=1e-6)

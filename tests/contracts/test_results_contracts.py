@@ -15,7 +15,7 @@ from contracts.over_families import over_families
 from numpy.testing import assert_allclose
 
 import fedstat as fs
-from fedstat.errors import FedstatError
+from fedstat.errors import FedstatError, ModelError
 from fedstat.inference.summary import SEVERITIES, Note, Report, critical_notes
 from fedstat.models.results import CoefficientResults, Results
 
@@ -81,6 +81,38 @@ def test_coefficients_have_the_columns_of_broom(family):
                 low, high = fit.conf_int().to_numpy().T
                 assert_allclose(table["conf_low"], low), assert_allclose(table["conf_high"], high)
             assert {"nobs", "n_sites", "logLik", "AIC", "BIC"} <= set(fit.glance()), name
+
+
+CALLS = {
+    "predictions": ({}, {"at": "mean"}, {"at": "mean", "which": "linear"}, {"at": "mean", "times": [12]}),
+    "comparisons": ({}, {"at": "mean"}, {"at": "mean", "times": [12]}),
+    "slopes": ({}, {"at": "mean"}, {"at": "mean", "times": [12]}),
+}
+
+
+@over_families("effects")
+def test_effects_are_returned_or_one_sentence_says_why_not(family):
+    answers, stated = 0, False
+    for name, fit in results_of(family).items():
+        if not isinstance(fit, CoefficientResults):
+            continue
+        stated |= type(fit)._response is not CoefficientResults._response
+        levels = getattr(getattr(getattr(fit, "basis", None), "agreement", None), "spec", None)
+        factor = next(iter(levels.levels), "x") if levels else "x"
+        asked = [(call, (), given) for call, all_given in CALLS.items() for given in all_given]
+        for call, values, given in [*asked, ("means", (factor,), {}), ("contrasts", (factor,), {})]:
+            try:
+                table = getattr(fit, call)(*values, **given).tidy()
+            except FedstatError as error:
+                assert str(error).startswith(call.rstrip("()")) or isinstance(error, ModelError), (
+                    name,
+                    error,
+                )
+                assert len(str(error)) < 400, (name, error)
+                continue
+            answers += 1
+            assert np.isfinite(table[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=float)).all(), name
+    assert bool(answers) == stated
 
 
 @over_families("model")

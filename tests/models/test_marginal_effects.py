@@ -171,3 +171,99 @@ def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(case):
 def test_what_stays_at_a_site_has_a_note(case):
     text = " ".join(str(OVER_COLUMNS[case][0]().get_margeff()).split())
     assert "v, w: not shown, since its derivative is no combination of the columns" in text
+
+
+# -- predictions, comparisons and slopes ---
+
+GRID = pd.DataFrame({"x": [0.3, -1.0], "z": [1.5, 2.5], "g": ["b", "c"], "v": [2.0, 0.7], "w": [4.5, 9.0]})
+
+
+def at_rows(frame, columns, means):
+    return lambda b: means(design(frame, columns), b)
+
+
+def statements(columns, means, sites):
+    """Return calls of results, and what they return as functions of the parameters: (rows, J)."""
+    at = {name: at_rows(FRAME.assign(g=name), columns, means) for name in "abc"}
+    plus = at_rows(FRAME.assign(x=FRAME["x"] + 0.5), columns, means)
+    now, grid = at_rows(FRAME, columns, means), at_rows(GRID, columns, means)
+    high, low = (at_rows(GRID.assign(z=GRID["z"] + h), columns, means) for h in (H, -H))
+    inside = {name: (FRAME["g"] == name).to_numpy() for name in "abc"}
+
+    def by(values):
+        return np.array([values[inside[name]].mean(axis=0) for name in "abc"])
+
+    def odds(p):
+        return p / (1 - p)
+
+    yield "at sites", lambda fit: fit.predictions(), lambda b: now(b).mean(axis=0, keepdims=True)
+    yield (
+        "levels",
+        lambda fit: fit.predictions({"g": ["b", "c"]}),
+        lambda b: np.array([at[g](b).mean(axis=0) for g in "bc"]),
+    )
+    yield (
+        "ratio",
+        lambda fit: fit.comparisons({"g": ["a", "b"]}, comparison="ratio"),
+        lambda b: (at["b"](b).mean(axis=0) / at["a"](b).mean(axis=0))[None],
+    )
+    yield "grid", lambda fit: fit.predictions(at=GRID), grid
+    yield "slopes", lambda fit: fit.slopes("z", at=GRID), lambda b: (high(b) - low(b)) / (2 * H)
+    yield (
+        "pairs",
+        lambda fit: fit.comparisons({"g": "sequential"}, at=GRID.iloc[:1], comparison="lift"),
+        lambda b: np.concatenate(
+            [
+                at_rows(GRID.iloc[:1].assign(g=one), columns, means)(b)
+                / at_rows(GRID.iloc[:1].assign(g=other), columns, means)(b)
+                - 1
+                for other, one in ("ab", "bc")
+            ]
+        ),
+    )
+    if not sites:
+        return
+    up, down = (at_rows(FRAME.assign(x=FRAME["x"] + h), columns, means) for h in (H, -H))
+
+    def along_x(b):
+        return (up(b) - down(b)) / (2 * H)
+
+    yield "by", lambda fit: fit.predictions(by="g"), lambda b: by(now(b))
+    yield "slopes by", lambda fit: fit.slopes("x", by="g"), lambda b: by(along_x(b))
+    yield (
+        "step",
+        lambda fit: fit.comparisons({"x": 0.5}, by="g"),
+        lambda b: by(plus(b) - now(b)),
+    )
+    yield (
+        "values",
+        lambda fit: fit.comparisons({"z": (1, 3)}),
+        lambda b: (
+            at_rows(FRAME.assign(z=3.0), columns, means)(b) - at_rows(FRAME.assign(z=1.0), columns, means)(b)
+        ).mean(axis=0, keepdims=True),
+    )
+    yield (
+        "odds",
+        lambda fit: fit.comparisons({"x": 0.5}, comparison="lnor"),
+        lambda b: np.log(odds(plus(b).mean(axis=0)) / odds(now(b).mean(axis=0)))[None],
+    )
+
+
+@pytest.mark.parametrize("case", OVER_ROWS | OVER_COLUMNS)
+def test_statements_and_errors_are_those_of_the_pooled_prediction(case):
+    make, oracle = (OVER_ROWS | OVER_COLUMNS)[case]
+    fit = make()
+    params, cov, means = oracle(fit)
+    rows = case in OVER_ROWS
+    columns = fit._record.fit.design.names if rows else fit.params.index
+    cov = cov[: len(params), : len(params)]
+    for name, call, effect in statements(columns, means, rows):
+        if name in ("odds", "pairs", "ratio") and (
+            "y" in fit.estimate.response or "n" in fit.estimate.response
+        ):
+            continue  # no probabilities
+        found, expected = call(fit), effect(params)
+        np.testing.assert_allclose(found.estimate, expected.ravel(), rtol=1e-5, atol=1e-7, err_msg=name)
+        J = slopes(lambda b, effect=effect: effect(b).ravel(), params, cov)
+        errors = np.sqrt(np.einsum("jp,pq,jq->j", J, cov, J))
+        np.testing.assert_allclose(found.std_error, errors, rtol=1e-3, err_msg=name)

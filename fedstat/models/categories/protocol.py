@@ -29,6 +29,7 @@ from fedstat.models.horizontal.clusters import (
 )
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import level_counts
 from fedstat.models.margins import ChangesRequest
 from fedstat.models.rows.newton import (
     LikelihoodNewton,
@@ -417,7 +418,7 @@ def sum_effects(
     if requested.changes:
         replies = yield session.request_all("sum_changes", arrays, to_json(requested))
         effects, slopes = add(replies, "effects"), add(replies, "slopes") @ back
-        counts = add(replies, "counts")
+        counts = level_counts(replies, requested)
     return CategoryEffects(first, second, effects, slopes, counts)
 
 

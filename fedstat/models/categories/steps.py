@@ -282,7 +282,7 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     releases={
         "effects": summed("changes of the probabilities by each variable", 2),
         "slopes": summed("their derivatives by the coefficients", 4),
-        "counts": summed("weights of the rows of a level"),
+        "counts": summed("weights of the rows of a level", optional=True),
     },
     request=ChangesRequest,
     requests=control("variables that change", common=True),
@@ -298,7 +298,7 @@ def sum_changes(
     B = site.coefficients(site.place(shift, scale, beta).own)
     sums = sum_changes_of(state, site.opened, request, B, CategoryMeans(site.request.link, B))
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
-    return {"effects": sums.effects, "slopes": sums.slopes[..., 1:] @ T, "counts": sums.counts}
+    return {"effects": sums.effects, "slopes": sums.slopes[..., 1:] @ T, **sums.level_counts}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

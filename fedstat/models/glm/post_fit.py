@@ -45,7 +45,7 @@ from fedstat.models.glm.wild_bootstrap import (
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.session import add
-from fedstat.models.horizontal.variable_changes import changes_request
+from fedstat.models.horizontal.variable_changes import changes_request, level_counts
 from fedstat.models.margins import (
     HEADINGS,
     Change,
@@ -383,7 +383,7 @@ def _effects_protocol(
         if int(add(replies, "inside")) < len(replies):
             raise _outside(result)
         effects, slopes = add(replies, "effects")[:, 0], add(replies, "slopes")[:, 0, 0] @ forward.T
-        counts = add(replies, "counts")
+        counts = level_counts(replies, requested)
     return Found(base, moved, effects, slopes, counts)
 
 

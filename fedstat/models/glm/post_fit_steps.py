@@ -197,7 +197,7 @@ def _if_inside(inside: bool, arrays: Mapping[str, Floats]) -> dict[str, Array]:
         "inside": INSIDE,
         "effects": summed("sums of the mean's changes by each variable", 2),
         "slopes": summed("their derivatives by the coefficients", 4),
-        "counts": summed("weights of the rows of a level"),
+        "counts": summed("weights of the rows of a level", optional=True),
     },
     request=ChangesRequest,
     requests=control("variables that change", common=True),
@@ -226,7 +226,8 @@ def sum_changes(
     sums = sum_changes_of(state, model.opened, request, means.beta[None, :], means, flat)
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
-    found = {"effects": sums.effects, "slopes": sums.slopes @ Z, "counts": sums.counts}
+    found = {"effects": sums.effects, "slopes": sums.slopes @ Z}
+    found |= sums.level_counts
     return _if_inside(means.inside and sums.finite, found)
 
 

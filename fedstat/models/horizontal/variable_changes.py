@@ -27,9 +27,10 @@ from fedstat.federation.disclosure.facts import (
     WorkingWeights,
 )
 from fedstat.federation.disclosure.state import State
+from fedstat.federation.message import Reply
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.models.margins import Change, ChangesRequest, MeanJet
-from fedstat.typing import Floats
+from fedstat.typing import Array, Floats
 
 MOST_CHANGES = 1_000
 
@@ -45,12 +46,18 @@ class ChangedSums:
     """Sums over rows of the changes of the means, (V, J), and their derivatives by the coefficients.
 
     `slopes` are (V, J, K, p + 1), where the first of the last axis belongs to a constant in the predictors.
-    `counts` (V,) are the sums of the rows' weights, of changes among the rows of a level; otherwise zero.
+    `counts` (V,) are the sums of the rows' weights, of changes among the rows of a level, and zero of the
+    others; None without such changes.
     """
 
     effects: Floats
     slopes: Floats
-    counts: Floats
+    counts: Floats | None
+
+    @property
+    def level_counts(self) -> dict[str, Array]:
+        """Counts to be released, by the name of their array."""
+        return {} if self.counts is None else {"counts": self.counts}
 
     @property
     def finite(self) -> bool:
@@ -164,9 +171,15 @@ def sum_changes_of(
             multiplied=False,
         ),
     )
-    return ChangedSums(
-        np.sum(effects, axis=0), np.sum(slopes, axis=0), np.sum([one.sum(axis=0) for one in counted], axis=0)
-    )
+    counts = np.sum([one.sum(axis=0) for one in counted], axis=0) if any(grouped) else None
+    return ChangedSums(np.sum(effects, axis=0), np.sum(slopes, axis=0), counts)
+
+
+def level_counts(replies: Sequence[Reply], request: ChangesRequest) -> Floats:
+    """Add up the counts (V,) of the rows of levels; zero without any."""
+    if not any(change.by for change in request.changes):
+        return np.zeros(len(request.changes))
+    return np.sum([reply.arrays["counts"] for reply in replies], axis=0)
 
 
 def _changed(

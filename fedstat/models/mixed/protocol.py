@@ -32,6 +32,7 @@ from fedstat.models.horizontal.clusters import (
 )
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import level_counts
 from fedstat.models.margins import ChangesRequest, MeanJet, change_at
 from fedstat.models.mixed.steps import (
     MixedRequest,
@@ -861,7 +862,7 @@ def sum_slopes(
         replies = yield session.request_all("sum_changes", arrays, to_json(requested))
         in_units = np.linalg.solve(newton.translation.T, add(replies, "slopes").T).T
         slopes = np.column_stack([in_units, add(replies, "factors")])
-        effects, counts = add(replies, "effects"), add(replies, "counts")
+        effects, counts = add(replies, "effects"), level_counts(replies, requested)
     return MixedEffectSums(slope, by_params, by_theta, effects, slopes, counts)
 
 

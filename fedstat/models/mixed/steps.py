@@ -922,7 +922,7 @@ def sum_effects(
     releases={
         "effects": summed("changes of the means by each variable", behind=WEIGHTED),
         "slopes": summed("their derivatives by the coefficients", 2, behind=WEIGHTED),
-        "counts": summed("weights of the rows of a level", behind=WEIGHTED),
+        "counts": summed("weights of the rows of a level", behind=WEIGHTED, optional=True),
         "factors": summed("their derivatives by the factors of the effects", 2, behind=WEIGHTED),
     },
     request=ChangesRequest,
@@ -955,7 +955,7 @@ def sum_changes(
     by_factor = [means.effects @ one[1:].T for one in slopes]
     return {
         "effects": sums.effects[:, 0],
-        "counts": sums.counts,
+        **sums.level_counts,
         "slopes": slopes[:, 0, 1 : 1 + site.p] @ site.to_own,
         "factors": np.array([point.in_factors(one) for one in by_factor])
         if means.L.size
