@@ -350,9 +350,13 @@ class Effects(DerivedReport):
         frame, keys, words = self.tidy(conf_level), self._texts(), self._words
         ends = ["estimate", "conf_low", "conf_high"]
         varies = [str(name) for name in keys if len(set(keys[name])) > 1]
-        along = next((name for name in varies if self._is_axis(name)), "")
+        axes = [name for name in varies if self._is_axis(name)]
+        # Ordered categories are numbers as well, and have fewer values.
+        along = max(axes, key=lambda name: len(set(keys[name])), default="")
         labels = [name for name in varies if name != along]
-        names = [", ".join(row) for row in keys[labels or list(keys)].to_numpy().tolist()]
+        named = [name for name in labels or list(keys) if along or name not in ("term", "contrast")]
+        said = keys.assign(**{name: f"{name} = " + keys[name] for name in named if name != "group"})
+        names = [", ".join(row) for row in said[labels or list(keys)].to_numpy().tolist()]
         if along:
             curves = frame.assign(label=names if labels else "", at=frame[along].astype(float))
             wide = curves.pivot_table(index="at", columns="label", values=ends)
@@ -362,7 +366,7 @@ class Effects(DerivedReport):
                 for name in dict.fromkeys(curves["label"])
             }
             title = f"with pointwise {100 * conf_level:g} % intervals"
-            return draw_bands(x, bands, along, words.estimate, title, ax)
+            return draw_bands(x, bands, along, words.title, title, ax)
         shown = frame[ends].assign(term=names, site="")
         ratios = words.exponentiate or words.null == 1.0
         return plot_coefficients(

@@ -486,6 +486,13 @@ def _factor_means(
     return groups, linear.combined(weights), names
 
 
+METHODS = {
+    "pairwise": "revpairwise",
+    "revpairwise": "pairwise",
+    "reference": "reference",
+    "sequential": "sequential",
+}
+"""Names of emmeans for pairs of levels, which has two of them the other way round than marginaleffects."""
 GRID = "Numbers at their means, and the levels of other categories alike"
 
 
@@ -525,7 +532,7 @@ def contrasts(
     exponentiate: bool,
 ) -> Effects:
     """See :meth:`fedstat.results.CoefficientResults.contrasts`."""
-    check_choice("method", method, tuple(PAIRS))
+    check_choice("method", method, tuple(METHODS))
     check_choice("which", which, ("mean", "linear"))
     if exponentiate and which == "mean":
         raise ModelError("exponentiate: differences of means are no logarithms; use which='linear'")
@@ -538,7 +545,7 @@ def contrasts(
         levels = [level for level in response.levels[factor] if level in levels]
     parts, sign = [], "/" if exponentiate else "-"
     groups = cells[within].drop_duplicates() if within else pd.DataFrame(index=[0])
-    pairs = list(PAIRS[method](levels))
+    pairs = list(PAIRS[METHODS[method]](levels))
     for _, group in groups.iterrows():
         inside = (
             (cells[within] == group).all(axis=1).to_numpy() if within else np.ones(len(cells), dtype=bool)
@@ -787,7 +794,7 @@ class EffectStatements:
         self,
         factor: str,
         *,
-        method: Literal["pairwise", "revpairwise", "reference", "sequential", "all"] = "revpairwise",
+        method: Literal["pairwise", "revpairwise", "reference", "sequential"] = "pairwise",
         by: str | Sequence[str] | None = None,
         at: Mapping[str, Any] | None = None,
         which: Literal["mean", "linear"] = "linear",
@@ -801,9 +808,9 @@ class EffectStatements:
         Parameters
         ----------
         factor : str
-        method : {"pairwise", "revpairwise", "reference", "sequential", "all"}
-            Pairs of levels: the first less a later one ("revpairwise", as in R), a later one less the first,
-            each less the reference level, or neighbors.
+        method : {"pairwise", "revpairwise", "reference", "sequential"}
+            Pairs of levels, with the names of emmeans: the earlier less the later one ("pairwise"), the later
+            less the earlier one, each less the reference level, or each less the one before.
         by : str or list of str, optional
             Compare within the levels of other categories; each is a family of tests.
         at : dict, optional

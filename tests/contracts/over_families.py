@@ -14,7 +14,7 @@ CONTRACTS = {
     "saved": "Results can be saved, loaded and pickled; the summary stays the same.",
     "shown": "repr is one line, glance one row, tidy a table; notes are in order of severity.",
     "columns of broom": "Coefficients have the columns of broom, and one row for each name.",
-    "effects": "Predictions, comparisons, slopes, means, contrasts are returned, or one sentence says why not.",
+    "effects": "Predictions, comparisons, slopes, means and contrasts answer, or one sentence says why not.",
     "model": "The model of a result is the model that was fitted.",
     "predicted": "Predictions of new rows do not depend on the order of columns; errors name a missing one.",
     "inherited": "A result that is made of another one has its critical notes.",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.design.horizontal_steps import OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
@@ -233,7 +233,14 @@ def _placed(
     """Return the design (m, p) with a variable at a value, or with the value added; X without one."""
     if not change.variable or value is None:
         return X
-    return opened.at_level(rows, X, change.variable, value, added=change.added)
+    try:
+        return opened.at_level(rows, X, change.variable, value, added=change.added)
+    except DesignError:
+        # Without the count of such rows, which would show their values as the change grows.
+        raise DesignError(
+            f"{opened.data.name}: column {change.variable!r}: a term of it has no value after this change, as "
+            "outside the bounds of a spline. Choose two values inside them instead of a step"
+        ) from None
 
 
 def _report_levels(state: State, opened: OpenRows, request: ChangesRequest) -> None:
