@@ -236,9 +236,9 @@ def _placed(
     try:
         return opened.at_level(rows, X, change.variable, value, added=change.added)
     except DesignError:
-        # Without the count of such rows, which would show their values as the change grows.
+        # Without a count of such rows, which would show their values as the change grows.
         raise DesignError(
-            f"{opened.data.name}: column {change.variable!r}: a term of it has no value after this change, as "
+            f"{opened.data.name}: column {change.variable!r}: a term has no value after this change, as "
             "outside the bounds of a spline. Choose two values inside them instead of a step"
         ) from None
 
