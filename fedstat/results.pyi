@@ -8,7 +8,7 @@ from fedstat.federation.partition.dependence import BlockCorrelation as BlockCor
 from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
 from fedstat.inference.compare import Comparison as Comparison
 from fedstat.inference.discrimination import Discrimination as Discrimination
-from fedstat.inference.effects import Effects as Effects
+from fedstat.inference.effects import EffectEstimates as EffectEstimates
 from fedstat.inference.evaluation import Accuracy as Accuracy
 from fedstat.inference.evaluation import Evaluation as Evaluation
 from fedstat.inference.explanation import Explanation as Explanation

@@ -182,7 +182,7 @@ class EffectWords:
         return np.asarray(np.exp(values) if self.exponentiate else self.inverse(values))
 
 
-class Effects(DerivedReport):
+class EffectEstimates(DerivedReport):
     """Predictions, comparisons, slopes or contrasts of a fit, one row for each.
 
     Parameters

@@ -23,7 +23,7 @@ from fedstat.inference.effects import (
     SIGNS,
     WORDS,
     Adjustment,
-    Effects,
+    EffectEstimates,
     EffectWords,
     Means,
     averages_by,
@@ -287,7 +287,7 @@ def _made(
     words: EffectWords,
     adjustment: Adjustment | None = None,
     outcomes: Sequence[Any] | None = None,
-) -> Effects:
+) -> EffectEstimates:
     made = [
         _by_outcome(response.heading, response.outcomes if outcomes is None else outcomes, *part)
         for part in parts
@@ -295,7 +295,7 @@ def _made(
     keys, found = pd.concat([one for one, _ in made], ignore_index=True), join([one for _, one in made])
     if not found.finite:
         raise EstimationError(f"{call}: an estimate is not finite; a mean is at the end of its range")
-    return Effects(
+    return EffectEstimates(
         keys, found, response.cov, response.df, words=words, adjustment=adjustment, sources=(result,)
     )
 
@@ -340,7 +340,7 @@ def _over_sites(
 
 def predictions(
     result: Any, response: ResponseFunctions, variables: Variables, at: Where, by: Any, which: str
-) -> Effects:
+) -> EffectEstimates:
     """See :meth:`fedstat.results.CoefficientResults.predictions`."""
     call, groups = "predictions", _groups(response, by)
     wanted = {} if variables is None else _wanted(response, "variables", variables)
@@ -398,7 +398,7 @@ def comparisons(
     at: Where,
     by: Any,
     exponentiate: bool,
-) -> Effects:
+) -> EffectEstimates:
     """See :meth:`fedstat.results.CoefficientResults.comparisons`."""
     check_comparison(comparison, exponentiate)
     call, groups, sign = "comparisons", _groups(response, by), SIGNS[comparison]
@@ -443,7 +443,9 @@ def comparisons(
     return _made(result, response, call, parts, words)
 
 
-def slopes(result: Any, response: ResponseFunctions, variables: Variables, at: Where, by: Any) -> Effects:
+def slopes(
+    result: Any, response: ResponseFunctions, variables: Variables, at: Where, by: Any
+) -> EffectEstimates:
     """See :meth:`fedstat.results.CoefficientResults.slopes`."""
     call, groups = "slopes", _groups(response, by)
     asked: list[Compared] = []
@@ -502,7 +504,7 @@ def adjusted_means(
     factors: str | Sequence[str],
     at: Mapping[str, Any] | None,
     which: str,
-) -> Effects:
+) -> EffectEstimates:
     """See :meth:`fedstat.results.CoefficientResults.means`."""
     check_choice("which", which, ("mean", "linear"))
     names = [factors] if isinstance(factors, str) else list(factors)
@@ -530,7 +532,7 @@ def contrasts(
     which: str,
     adjust: str,
     exponentiate: bool,
-) -> Effects:
+) -> EffectEstimates:
     """See :meth:`fedstat.results.CoefficientResults.contrasts`."""
     check_choice("method", method, tuple(METHODS))
     check_choice("which", which, ("mean", "linear"))
@@ -599,7 +601,7 @@ class EffectStatements:
         by: str | Sequence[str] | None = None,
         which: Literal["mean", "linear"] = "mean",
         times: Sequence[float] | Floats | None = None,
-    ) -> Effects:
+    ) -> EffectEstimates:
         """Predict means: averages over the rows at the sites, or at a grid of rows that you write.
 
         They are those of R's and Python's marginaleffects, ``avg_predictions()`` and ``predictions()``.
@@ -623,7 +625,7 @@ class EffectStatements:
 
         Returns
         -------
-        Effects
+        EffectEstimates
             ``tidy()``, ``summary()``, ``plot()``.
 
         Raises
@@ -661,7 +663,7 @@ class EffectStatements:
         by: str | Sequence[str] | None = None,
         exponentiate: bool = False,
         times: Sequence[float] | Floats | None = None,
-    ) -> Effects:
+    ) -> EffectEstimates:
         """Compare means between two values of a variable, everything else as it is.
 
         They are those of marginaleffects' ``avg_comparisons()`` and ``comparisons()``: risk differences, risk
@@ -683,7 +685,7 @@ class EffectStatements:
 
         Returns
         -------
-        Effects
+        EffectEstimates
 
         Raises
         ------
@@ -712,7 +714,7 @@ class EffectStatements:
         at: Where = None,
         by: str | Sequence[str] | None = None,
         times: Sequence[float] | Floats | None = None,
-    ) -> Effects:
+    ) -> EffectEstimates:
         """Return derivatives of means by numbers, and differences between levels of categories.
 
         Derivatives are through all terms, as marginaleffects' ``avg_slopes()`` and ``slopes()``. Averages
@@ -727,7 +729,7 @@ class EffectStatements:
 
         Returns
         -------
-        Effects
+        EffectEstimates
 
         Raises
         ------
@@ -752,7 +754,7 @@ class EffectStatements:
         *,
         at: Mapping[str, Any] | None = None,
         which: Literal["mean", "linear"] = "mean",
-    ) -> Effects:
+    ) -> EffectEstimates:
         """Return adjusted means of the levels of a category, as R's emmeans.
 
         Numbers are at their means, and levels of other categories count alike. With one linear predictor, it
@@ -769,7 +771,7 @@ class EffectStatements:
 
         Returns
         -------
-        Effects
+        EffectEstimates
 
         Raises
         ------
@@ -800,7 +802,7 @@ class EffectStatements:
         which: Literal["mean", "linear"] = "linear",
         adjust: Literal["holm", "bonferroni", "sidak", "tukey", "none"] = "holm",
         exponentiate: bool = False,
-    ) -> Effects:
+    ) -> EffectEstimates:
         """Compare the adjusted means of the levels of a category, with tests adjusted for their number.
 
         As ``pairs(emmeans(...))`` of R's emmeans. No request is sent.
@@ -824,7 +826,7 @@ class EffectStatements:
 
         Returns
         -------
-        Effects
+        EffectEstimates
 
         Raises
         ------
