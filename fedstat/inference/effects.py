@@ -207,7 +207,7 @@ class EffectEstimates(DerivedReport):
     >>> found = fit.comparisons("sex")
     >>> found.tidy().round(2)[["term", "contrast", "estimate", "conf_low", "conf_high"]]
       term contrast  estimate  conf_low  conf_high
-    0  sex    1 - 0      0.33      0.26       0.39
+    0  sex    1 - 0      0.33      0.26        0.4
     >>> found.cov_params().shape, found.estimate.shape, found.std_error.shape
     ((1, 1), (1,), (1,))
     >>> "sex" in str(found.summary()), found.plot().has_data()

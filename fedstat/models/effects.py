@@ -582,8 +582,8 @@ class EffectStatements:
     >>> fit = fs.GLORE.from_formula("num > 0 ~ age * C(sex)", hospitals).fit()
     >>> fit.predictions(by="sex").tidy().round(2)[["sex", "estimate", "conf_low", "conf_high"]]
        sex  estimate  conf_low  conf_high
-    0    0      0.26      0.20       0.32
-    1    1      0.63      0.60       0.67
+    0    0      0.24      0.19       0.30
+    1    1      0.61      0.58       0.64
     """
 
     def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> ResponseFunctions:
@@ -645,11 +645,11 @@ class EffectStatements:
         >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
         >>> fit = fs.GLORE.from_formula("num > 0 ~ age + C(sex)", hospitals).fit()
         >>> fit.predictions(at={"age": [40, 60], "sex": [0, 1]}).tidy().round(2).iloc[:, :4]
-            age  sex  estimate  std_error
-        0  40.0    0      0.12       0.02
-        1  40.0    1      0.38       0.03
-        2  60.0    0      0.30       0.03
-        3  60.0    1      0.66       0.02
+           age  sex  estimate  std_error
+        0   40    0      0.14       0.02
+        1   40    1      0.41       0.03
+        2   60    0      0.34       0.04
+        3   60    1      0.70       0.02
         """
         check_choice("which", which, ("mean", "linear"))
         return predictions(self, self._response("predictions", times), variables, at, by, which)
@@ -702,7 +702,7 @@ class EffectStatements:
         >>> found = fit.comparisons({"sex": [0, 1]}, comparison="lnor", exponentiate=True)
         >>> found.tidy().round(2)[["contrast", "estimate", "conf_low", "conf_high"]]
           contrast  estimate  conf_low  conf_high
-        0    1 / 0      3.99      2.77       5.74
+        0    1 / 0      4.02      2.81       5.77
         """
         response = self._response("comparisons", times)
         return comparisons(self, response, variables, comparison, at, by, exponentiate)
@@ -743,7 +743,7 @@ class EffectStatements:
         >>> fit = fs.GLORE.from_formula("num > 0 ~ age * C(sex)", hospitals).fit()
         >>> fit.slopes("age", by="sex").tidy().round(3).iloc[:, :4]
           term contrast  sex  estimate
-        0  age    dy/dx    0     0.011
+        0  age    dy/dx    0     0.010
         1  age    dy/dx    1     0.013
         """
         return slopes(self, self._response("slopes", times), variables, at, by)
@@ -787,8 +787,8 @@ class EffectStatements:
         >>> fit = fs.FederatedOLS.from_formula("num ~ age + C(sex) + C(cp)", hospitals).fit()
         >>> fit.means("sex").tidy().round(2)[["sex", "estimate", "conf_low", "conf_high"]]
            sex  estimate  conf_low  conf_high
-        0    0      0.44      0.29       0.59
-        1    1      0.95      0.84       1.05
+        0    0      0.28      0.14       0.42
+        1    1      0.77      0.67       0.87
         """
         return adjusted_means(self, self._response("means"), factors, at, which)
 
@@ -840,7 +840,9 @@ class EffectStatements:
         >>> fit = fs.FederatedOLS.from_formula("num ~ age + C(sex) + C(cp)", hospitals).fit()
         >>> fit.contrasts("cp").tidy().round(3)[["contrast", "estimate", "p_value"]].head(3)
           contrast  estimate  p_value
-        0    1 - 2     0.132      1.0
+        0    1 - 2    -0.187    0.255
+        1    1 - 3    -0.360    0.070
+        2    1 - 4    -1.151    0.000
         """
         response = self._response("contrasts")
         return contrasts(self, response, factor, method, by, at, which, adjust, exponentiate)
