@@ -122,10 +122,10 @@ Method = Literal["complete", "pairs", "em"]
 Missing = Literal["auto", "pairs", "em"]
 METHODS = {
     "complete": "No site lacks an entity.",
-    "pairs": "Missing blocks: each correlation and margin uses the entities that its sites have. This "
-    "is valid "
-    "if missing records do not depend on values (missing completely at random). Otherwise there is a bias, "
-    ".03 to .05 in simulations, at any epsilon; missing='em' adjusts for observed values.",
+    "pairs": "Missing blocks: each correlation and margin uses the entities that its sites have. This is "
+    "valid if missing records do not depend on values (missing completely at random). Otherwise "
+    "there is a bias, .03 to .05 in simulations, at any epsilon; missing='em' adjusts for observed "
+    "values.",
     "em": "Missing blocks: maximum likelihood over the missing patterns. Correlations and margins are those "
     "of all entities, and valid if missing records depend on observed values only (missing at random).",
 }

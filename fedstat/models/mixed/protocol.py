@@ -629,7 +629,7 @@ class MixedNewton:
         hessian = 2.0 * add(replies, "information") if curvature else None
         return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * add(replies, "score"), hessian)
 
-    def climb(self, at: Floats) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
+    def minimize(self, at: Floats) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
         """Minimize -2 log L; the Hessian is renewed where steps with the last one do not shrink fast."""
         found = yield from self.score(at, True)
         if found is None or found.hessian is None:
@@ -700,7 +700,7 @@ class MixedNewton:
         if self.design.intercept:
             highest = HIGHEST_SHARE if self.distribution.name == "Binomial" else np.inf
             start[0] = float(self.distribution.make().link(min(max(self.mean, LOWEST), highest)))
-        at, found, hessian, converged = yield from self.climb(start)
+        at, found, hessian, converged = yield from self.minimize(start)
         theta = without_rounding(pack(self.effects.factors(at[p : p + K])))
         working = yield from self.evaluate(theta * np.sqrt(self.working_weight(at)), True)
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
