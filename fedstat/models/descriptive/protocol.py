@@ -404,18 +404,13 @@ def correlation(session: RowsSession) -> FitProtocol[tuple[RowsDesign, Floats]]:
     return design, np.clip(products / np.outer(size, size), -1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankCorrelations:
-    """Correlations of mid-ranks of intervals (p, p), and bounds on their differences from those of ranks."""
-
-    correlations: Floats
-    error: Floats
-
-
 def rank_correlation(
     session: RowsSession, names: Sequence[str], edges: Floats
-) -> FitProtocol[RankCorrelations]:
-    """Count every column on its intervals, with ends `edges` (p, J), and correlate their mid-ranks."""
+) -> FitProtocol[tuple[Floats, Floats]]:
+    """Count every column on its intervals, with ends `edges` (p, J), and correlate their mid-ranks.
+
+    Returns their correlations (p, p), and bounds on the differences from those of ranks (p, p).
+    """
     opening = open_requests(session.agreement, session.session)
     replies = yield opening + session.request_all("count_columns", {"edges": edges})
     counts = np.rint(add(replies[len(opening) :], "counts"))
@@ -434,7 +429,7 @@ def rank_correlation(
     products = np.asarray(add(replies, "products"))
     size = np.sqrt(np.diag(products))
     found = np.clip(products / np.outer(size, size), -1.0, 1.0)
-    return RankCorrelations(found, rank_error(found, counts, squares))
+    return found, rank_error(found, counts, squares)
 
 
 def rank_error(correlations: Floats, counts: Floats, squares: Floats) -> Floats:

@@ -490,8 +490,8 @@ class CorrelationModel(HorizontalModel):
             design, found = attempt.run(correlation(session), session.masked_sites)
             return design.names[int(design.intercept) :], found, None, attempt.ledger
         names = self.question.columns
-        table = attempt.run(rank_correlation(session, names, edges), session.masked_sites)
-        return names, table.correlations, table.error, attempt.ledger
+        found, error = attempt.run(rank_correlation(session, names, edges), session.masked_sites)
+        return names, found, error, attempt.ledger
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return with_synthetic_ranks(super()._invent_sites(plan, policies))

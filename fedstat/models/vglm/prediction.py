@@ -105,19 +105,12 @@ class Predictor(VerticalPredictor):
         return predicted
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectionLinearPrediction:
-    """Linear predictors (n,), nan for entities without one, and a factor of their covariance (n, r)."""
-
-    eta: Floats
-    projection: Floats | None
-
-
 def predict_linear(
     predictor: Predictor, partition: ClientPartition, cov: Floats | None = None
-) -> SelectionLinearPrediction:
+) -> tuple[Floats, Floats | None]:
     """Request linear predictors, and with a covariance (p + 1, p + 1) of the coefficients projections.
 
+    Returns linear predictors (n,), nan for entities without one, and a factor of their covariance (n, r).
     Coefficients without a variance are treated as known. Errors are those of :func:`predict_means`.
     """
     needed = predictor.requested(partition)
@@ -138,7 +131,7 @@ def predict_linear(
 
     call = "predict()" if cov is None else "get_prediction()"
     (linear, missing, projection), _ = predictor.run(call, partition, requester)
-    return SelectionLinearPrediction(_where_known(predictor, linear, missing, needed), projection)
+    return _where_known(predictor, linear, missing, needed), projection
 
 
 def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: Sequence[str]) -> Floats:
@@ -154,7 +147,7 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     columns cannot be coded as in the fit. A DataWarning names linear predictors that have no mean under the
     link.
     """
-    eta = predict_linear(predictor, partition).eta
+    eta, _ = predict_linear(predictor, partition)
     mean = means_of(predictor.family, eta)
     wrong = int((np.isnan(mean) & ~np.isnan(eta)).sum())
     if wrong:
@@ -236,10 +229,10 @@ class SelectionPredictions(VerticalPredictions):
             self._of_fit(one_table(partition, exog), "get_prediction"),
         )
         entities, index = entities_of(given, predictor.specs)
-        rows = predict_linear(predictor, entities, cov)
-        assert rows.projection is not None
-        errors = np.where(np.isnan(rows.eta), np.nan, np.linalg.norm(rows.projection, axis=1))
-        eta, se = (pd.Series(values, index=index) for values in (rows.eta, errors))
+        linear, projection = predict_linear(predictor, entities, cov)
+        assert projection is not None
+        errors = np.where(np.isnan(linear), np.nan, np.linalg.norm(projection, axis=1))
+        eta, se = (pd.Series(values, index=index) for values in (linear, errors))
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 
     def _predictor(self) -> Predictor:
