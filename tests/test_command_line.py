@@ -185,6 +185,9 @@ def test_the_ledger_goes_on_after_a_restart(home, capsys):
     assert [chain.resumed for chain in second.site_ledger.chains] == [True, True, False]
     text = printed(capsys, "site", "ledger", folder)
     assert "6 entries in 3 sessions" in text and "describe_table" in text
+    # equal sessions once, in the place of the latest; one by its name
+    assert text.count("\nSession ") == 1 and "Session s3" in text and "2 earlier sessions that" in text
+    assert "Session s2" in printed(capsys, "site", "ledger", folder, "--session", "s2")
     lines = printed(capsys, "site", "ledger", folder, "--session", "s2", "--json").splitlines()
     assert [json.loads(line)["sender"] for line in lines] == ["coordinator", "A"]
     assert "no session" in printed(capsys, "site", "ledger", folder, "--session", "x", code=1)

@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "results": {"federation", "inference", "models"},
     "operator": {*FOUNDATION, "kernels", "privacy", "federation"},
     "warm_up": {"kernels", "federation", "models", "datasets"},
+    "flare_analysis": {"errors", "codec", "federation"},
     "template": set(),
 }
 BUILDS_ON = {"copula_glm": "copula", "boost": "copula", "impute": "vfem", "vfem": "vglm", "gee": "glm"}

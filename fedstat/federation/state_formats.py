@@ -9,6 +9,7 @@ next to the reader.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,11 @@ class StateFormat:
         if type(number) is not int or number < 0:
             raise EngineError(f"{where}: the {self.what} has no valid number of its format; restore the file")
         if number > self.number:
-            version = str(writer)[:20] if writer else "a later version"
+            by = f"fedstat {str(writer)[:20]}" if writer else "a later version of fedstat"
+            remedy = f"{by} or later" if writer else by
             raise EngineError(
-                f"{where}: this {self.what} was written by fedstat {version} (format {number}). Here runs "
-                f"{VERSION}, which reads formats up to {self.number}. Install fedstat {version} or later; "
+                f"{where}: this {self.what} was written by {by} (format {number}). Here runs "
+                f"{VERSION}, which reads formats up to {self.number}. Install {remedy}; "
                 "nothing was changed, and no records need to be declared lost"
             )
         return number
@@ -94,6 +96,17 @@ class StateFormat:
         return from_plain(kind, content, where, error, defaults=True)
 
 
+def check_form(found: object, form: str, where: str) -> None:
+    """Raise an EngineError if a file has a later number in its form, such as "fedstat identity 2".
+
+    Signed files and keys name their form and its number in one text, which the signature covers.
+    """
+    what, _, number = form.rpartition(" ")
+    later = re.fullmatch(re.escape(what) + r" (\d{1,9})", found) if isinstance(found, str) else None
+    if later is not None:
+        StateFormat(what.removeprefix("fedstat "), int(number)).check(int(later[1]), "", where)
+
+
 RENAMED: Mapping[str, str] = {"carrier": "transport", "source": "data", "answers_kept": "remember"}
 """Earlier names of entries of federation.toml, site.toml and policy.toml, and their present names."""
 
@@ -104,7 +117,10 @@ def renamed(found: Iterable[str], known: Collection[str]) -> str:
     return ", ".join(f"'{name}' is now called '{RENAMED[name]}': rename the entry" for name in old)
 
 
-LEDGER = StateFormat("ledger", 1)
+LEDGER = StateFormat("ledger", 2)
+LEDGER_KEY = StateFormat("key of the ledger", 1)
+ANCHOR = StateFormat("anchor of the sessions", 1)
+RELOAD = StateFormat("request to read the records again", 1)
 HISTORY = StateFormat("release history", 2)
 PLAN = StateFormat("plan of an analysis", 1)
 DECISION = StateFormat("decision about a plan", 1)
@@ -112,3 +128,6 @@ RULES = StateFormat("list of rules in force", 1)
 STATUS = StateFormat("status", 1)
 SESSION = StateFormat("state of a session", 1)
 ALIGNMENT = StateFormat("alignment", 1)
+HEADS = StateFormat("list of signed ledgers", 1)
+NOTE = StateFormat("note about an analysis", 1)
+SHARED_KEYS = StateFormat("count of common keys", 1)

@@ -342,6 +342,12 @@ SITE = (
         (make_argument("kit", type=Path, help="the file NAME.kit from the coordinator"),),
     ),
     Command(
+        "use-kit",
+        "NVIDIA FLARE: enter the site into the startup kit of a federation that others have provisioned.",
+        flare_commands.use_site_kit,
+        (make_argument("kit", type=Path, help="startup kit of the FLARE client"),),
+    ),
+    Command(
         "page",
         "Show status, plans, releases and policy in a browser on this machine, until Ctrl-C.",
         service.serve_owner_page,
@@ -473,6 +479,33 @@ FEDERATION = (
                 metavar="request",
                 help="the file NAME.request from a site",
             ),
+        ),
+    ),
+    Command(
+        "use-kit",
+        "NVIDIA FLARE: enter the coordinator into the startup kit of a server that others have provisioned.",
+        flare_commands.use_server_kit,
+        (make_argument("kit", type=Path, help="startup kit of the server"),),
+    ),
+    Command(
+        "simulator",
+        "NVIDIA FLARE: prepare a workspace of the simulator for the folders of sites on this machine.",
+        flare_commands.prepare_simulator,
+        (
+            make_argument("workspace", type=Path, help="workspace of the simulator (its option -w)"),
+            make_argument("sites", type=Path, nargs="+", metavar="SITE", help="folders of the sites"),
+        ),
+    ),
+    Command(
+        "job",
+        "NVIDIA FLARE: write a job folder with one analysis, for 'nvflare job submit' or the simulator.",
+        flare_commands.write_flare_job,
+        (
+            make_argument("job", type=Path, help="folder of the job, which is made"),
+            make_argument("--analysis", required=True, help="model or function, such as FederatedOLS"),
+            make_argument("--formula", default="", help="formula of the model"),
+            make_argument("--purpose", default="", help="what the analysis is for; owners see it"),
+            make_argument("--without", nargs="*", default=(), help="sites that take no part"),
         ),
     ),
     Command("serve", "NVIDIA FLARE: run the server until SIGTERM or Ctrl-C.", flare_commands.serve_server),

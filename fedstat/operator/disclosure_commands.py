@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from fedstat.codec import to_plain
 from fedstat.errors import PartitionError
 from fedstat.federation.audit.checkpoints import utc_text
-from fedstat.federation.audit.event_log import SessionChain, SiteLedger
+from fedstat.federation.audit.event_log import SessionChain, SiteLedger, Subject
 from fedstat.federation.audit.ledger_file import (
     LEDGER_FILENAME,
     open_ledger,
@@ -55,6 +56,7 @@ from fedstat.operator.page.released_arrays import (
     HEAD,
     RIGHT,
     exposure_rows,
+    only_connection_steps,
     refusals_of,
     released_rows,
 )
@@ -255,10 +257,11 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
     print(underlined(f"Releases of {name}"))
     if (spent := read_budget_spent(read_site_policy(folder), site_ledger)) is not None:
         print(f"Privacy budget: {spent}.")
-    for chain in chains:
-        _show(chain)
+    for equal in _equal_sessions(chains):
+        _show(equal)
     n_entries = sum(len(chain.entries) for chain in chains)
     print(f"{n_entries:,} entries in {len(chains)} sessions. Every entry fits the chain of digests.")
+    print("Sessions that released the same are shown once; --json and the page show each of them.")
     return 0
 
 
@@ -332,16 +335,37 @@ def declare_ledger_loss(folder: Path, reason: str) -> int:
     return 0
 
 
-def _show(chain: SessionChain) -> None:
+def _equal_sessions(chains: Sequence[SessionChain]) -> list[list[SessionChain]]:
+    """Group sessions that released the same, in the order of the latest of each group.
+
+    All sessions that only connect are one group: their messages differ by digests alone.
+    """
+    groups: dict[object, list[SessionChain]] = {}
+    for chain in (chain for chain in chains if chain.entries):
+        refused = [(entry.step, entry.rule) for entry in refusals_of(chain)]
+        released = "connection" if only_connection_steps(chain) else (tuple(released_rows(chain)), *refused)
+        key = chain.session == "", stated_texts(chain.subject), released
+        groups[key] = [*groups.pop(key, []), chain]
+    return list(groups.values())
+
+
+def stated_texts(subject: Subject) -> tuple[tuple[str, str], ...]:
+    """Return what a session is about, by name; without empty texts."""
+    found = [("person", subject.person), ("study", subject.study), ("purpose", subject.purpose)]
+    found += [("formula", subject.formula), ("columns", ", ".join(subject.columns))]
+    return tuple((name, text) for name, text in found if text)
+
+
+def _show(equal: Sequence[SessionChain]) -> None:
+    """Print the latest of equal sessions, and how many there are."""
+    chain = equal[-1]
     links = chain.entries
-    if not links:
-        return
     what = f"Session {chain.session}" if chain.session else "Messages outside a session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}")
-    subject = chain.subject
-    stated = [("person", subject.person), ("study", subject.study), ("purpose", subject.purpose)]
-    stated += [("formula", subject.formula), ("columns", ", ".join(subject.columns))]
-    print("; ".join(f"{name}: {text}" for name, text in stated if text))
+    if earlier := equal[:-1]:
+        since = min(one.entries[0].time for one in earlier)
+        print(f"and {len(earlier):,} earlier sessions that released the same, since {since}")
+    print("; ".join(f"{name}: {text}" for name, text in stated_texts(chain.subject)))
     print(f"data as of {chain.as_of}\n" if chain.as_of else "")
     rows = released_rows(chain)
     if rows:

@@ -20,18 +20,24 @@ from fedstat.federation.partition.federation_file import (
 )
 from fedstat.federation.transport.flare.analysis import Analysis, admit_sites, end_analysis, query_server
 from fedstat.federation.transport.flare.provision import (
+    ANALYSIS_FILE,
     AUTHORITY,
     FLARE,
     FOLDER,
     KIT,
     SERVER,
+    SIMULATED_SERVER,
     accept_kit,
+    check_flare_name,
     create_kit_request,
     days_left,
+    enter_kit,
     grant_kit,
     prepare_server,
     refuse_certificates,
     remove_stale_jobs,
+    write_analysis_job,
+    write_simulator,
 )
 from fedstat.federation.transport.site_folder import (
     DESCRIPTION,
@@ -42,6 +48,7 @@ from fedstat.federation.transport.site_folder import (
     read_site_columns,
     read_site_policy,
 )
+from fedstat.operator.config_files import toml_quoted
 from fedstat.operator.flare_process import FlareProcess, is_running
 from fedstat.operator.site_status import describe_budget, describe_counts, read_service_status
 from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
@@ -94,6 +101,64 @@ def join_kit(folder: Path, kit: Path) -> int:
         )
     print(f"Next: fedstat site check {shell_path(folder)}, then    fedstat site serve {shell_path(folder)}")
     return 0
+
+
+def use_site_kit(folder: Path, kit: Path) -> int:
+    """Enter a site into a kit of a FLARE federation that others provision."""
+    description = read_description(folder)
+    require_coordinator(folder, description)
+    _enter(folder, kit, description.name)
+    return 0
+
+
+def use_server_kit(folder: Path, kit: Path) -> int:
+    """Enter the coordinator into the kit of a FLARE server that others provision."""
+    coordinator_identity(folder)
+    _enter(folder, kit, read_federation(folder).name)
+    return 0
+
+
+def _enter(folder: Path, kit: Path, name: str) -> None:
+    added = enter_kit(kit, folder)
+    print(f"'{kit / 'local' / FOLDER}' leads to the folder of {name}.")
+    if added:
+        print(f"'{kit / 'local' / 'resources.json'}' now allows {' and '.join(added)}.")
+    print("Restart FLARE with this kit, in an environment that has fedstat.")
+
+
+def prepare_simulator(folder: Path, workspace: Path, sites: Sequence[Path]) -> int:
+    """Enter the folders of a coordinator and of sites into a workspace of FLARE's simulator."""
+    coordinator_identity(folder)
+    names = {read_description(place).name: place for place in sites}
+    write_simulator(workspace, {SIMULATED_SERVER: folder, **names})
+    there = f"-n {len(names)} -t {len(names)} -c {','.join(names)}"
+    print(f"  nvflare simulator JOB -w {shell_path(workspace)} {there}")
+    return 0
+
+
+def write_flare_job(
+    folder: Path, job: Path, analysis: str, formula: str, purpose: str, without: Sequence[str] = ()
+) -> int:
+    """Write a job folder with one analysis of the sites of a federation."""
+    federation = read_federation(folder)
+    if unknown := [name for name in without if name not in federation.sites]:
+        raise PartitionError(f"not among the sites: {', '.join(unknown)}")
+    sites = [check_flare_name(name) for name in federation.sites if name not in without]
+    lines = [("analysis", analysis), ("formula", formula), ("purpose", purpose)]
+    text = "".join(f"{name} = {toml_quoted(value)}\n" for name, value in lines) + ANALYSIS_TABLES
+    write_analysis_job(job, sites, text, federation.timeout)
+    print(
+        f"'{job}' is a job for {', '.join(sites)}. Its analysis: '{job / 'app' / 'config' / ANALYSIS_FILE}'\n"
+    )
+    print(f"  nvflare job submit -j {shell_path(job)}")
+    return 0
+
+
+ANALYSIS_TABLES = """
+[arguments]  # of from_formula
+
+[fit]        # of fit, such as masked = true
+"""
 
 
 def provision(folder: Path, requests: Sequence[Path]) -> int:

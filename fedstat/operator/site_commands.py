@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedstat.codec import to_plain
 from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.federation import state_formats
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, begin_ledger, read_ledger
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -269,7 +270,8 @@ def consent_alignment(folder: Path, names: Sequence[str]) -> int:
 def reload_site(folder: Path) -> int:
     """Request the process that runs a site to read the data again."""
     name = read_description(folder).name
-    write_atomic(folder / RELOAD, f"{time.time_ns()}\n".encode())
+    requested = state_formats.RELOAD.stamp() | {"requested": time.time_ns()}
+    write_atomic(folder / RELOAD, json.dumps(requested).encode())
     if not ledger_is_held(folder):
         print(f"{name} is not running; it reads its data when it starts.")
         return 0

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedstat.codec import from_json, from_plain, to_json, to_plain
+from fedstat.codec import from_plain, to_plain
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.audit import event_log
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge
@@ -36,7 +36,7 @@ from fedstat.federation.files import (
     write_atomic,
     write_private,
 )
-from fedstat.federation.state_formats import LEDGER, NUMBER, WRITER
+from fedstat.federation.state_formats import LEDGER, LEDGER_KEY, NUMBER, WRITER
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -97,6 +97,7 @@ class LedgerReading:
     """The content of a ledger's lines so far; `heads` are the signed ones, by number of lines.
 
     `answered` and `rows` are those of the latest line ``answered``, `number` is the number of the format.
+    `shown` is the head in the file next to the ledger, which is older after a crash.
     """
 
     site: str
@@ -109,6 +110,7 @@ class LedgerReading:
     answered: str = ""
     rows: int = 0
     number: int = 0
+    shown: SignedCheckpoint | None = None
     heads: dict[int, SignedCheckpoint] = field(default_factory=dict)
     _chains: dict[int, event_log.SessionChain] = field(default_factory=dict)
 
@@ -318,7 +320,9 @@ class LedgerFile:
         self._lines, self._digest, self.lost = reading.lines, reading.digest, reading.lost
         self._signed = {lines: head.digest for lines, head in reading.heads.items()}
         self._size, self._left = self.path.stat().st_size, self.stamp()
-        if reading.lines:
+        if reading.lines and reading.shown == reading.head:
+            self.head = reading.head
+        elif reading.lines:
             self._show(reading.head)
 
     @property
@@ -394,7 +398,7 @@ class LedgerFile:
         self.head = head
         flags = os.O_WRONLY | os.O_CREAT | NO_FOLLOW
         with open(os.open(self.folder / CHECKPOINT_FILENAME, flags, 0o600), "wb", 0) as file:
-            file.write(to_json(head).encode().ljust(MAX_CHECKPOINT_BYTES))
+            file.write(LEDGER.write_record(head).encode().ljust(MAX_CHECKPOINT_BYTES))
 
     def _check_untouched(self) -> None:
         """Refuse to go on where somebody else wrote, cut or exchanged the file since the last line."""
@@ -426,7 +430,7 @@ def begin_ledger_file(folder: Path, identity: Identity) -> LedgerFile:
     """Start a ledger, and keep its file open."""
     write_private(folder / LEDGER_FILENAME, b"")
     if not (folder / SECRET_FILENAME).exists():
-        write_private(folder / SECRET_FILENAME, secrets.token_bytes(SECRET_BYTES))
+        write_private(folder / SECRET_FILENAME, _secret_text(secrets.token_bytes(SECRET_BYTES)))
     store, secret = LedgerFile(folder), _secret(folder)
     store.go_on(identity, LedgerReading("", identity.public, secret))
     begun = {"begun": time.time_ns(), "secret": hashlib.sha256(secret).hexdigest()}
@@ -493,6 +497,7 @@ def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReadin
     # The head first: a site that serves meanwhile writes it last, and what is read then has it.
     head = _read_checkpoint(folder, keys)
     reading = read_lines(folder, site, keys, _secret(folder))
+    reading.shown = head
     if head.lines not in reading.heads or reading.heads[head.lines].digest != head.digest:
         raise SecurityError(
             f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back to "
@@ -504,7 +509,7 @@ def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReadin
 def _read_checkpoint(folder: Path, keys: PublicIdentity) -> SignedCheckpoint:
     path = folder / CHECKPOINT_FILENAME
     try:
-        head = from_json(
+        head = LEDGER.read_record(
             SignedCheckpoint, read_private(path, MAX_CHECKPOINT_BYTES), f"'{path}'", SecurityError
         )
     except FileNotFoundError:
@@ -564,14 +569,34 @@ def _secret(folder: Path) -> bytes:
     if not path.exists():
         raise missing_file_error(path)
     content = read_private(path)
-    if len(content) != SECRET_BYTES:
-        raise SecurityError(f"'{path}' does not hold {SECRET_BYTES} bytes. {recovery_hint(folder)}")
-    return content
+    if len(content) == SECRET_BYTES:  # format 0: the bytes alone
+        return content
+    where = f"'{path}'"
+    try:
+        found = bytes.fromhex(LEDGER_KEY.read_record(LedgerKey, content, where, SecurityError).secret)
+    except (SecurityError, ValueError):
+        found = b""
+    if len(found) != SECRET_BYTES:
+        raise SecurityError(f"{where} does not hold {SECRET_BYTES} bytes. {recovery_hint(folder)}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LedgerKey:
+    """The secret of the commitments as its file has it, in hexadecimal digits."""
+
+    secret: str
+
+
+def _secret_text(secret: bytes) -> bytes:
+    return LEDGER_KEY.write_record(LedgerKey(secret.hex())).encode()
 
 
 def mark_upgrade(site_ledger: event_log.SiteLedger) -> None:
     """Write into a ledger of an earlier version that the following lines have the present format."""
-    if site_ledger.store is not None and site_ledger.is_earlier:
+    if isinstance(site_ledger.store, LedgerFile) and site_ledger.is_earlier:
+        folder = site_ledger.store.folder
+        write_atomic(folder / SECRET_FILENAME, _secret_text(_secret(folder)))
         site_ledger.store.append([LEDGER.stamp()])
         site_ledger.is_earlier = False
 

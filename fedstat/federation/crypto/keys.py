@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstat.errors import PinError, SecurityError
 from fedstat.federation.files import read_private, write_private
+from fedstat.federation.state_formats import check_form
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -33,11 +34,16 @@ def format_key_text(form: str, **parts: bytes) -> str:
 
 
 def parse_key_text(text: str | bytes, what: str, form: str, lengths: Mapping[str, int]) -> dict[str, bytes]:
-    """Read a JSON object of exactly these bytes; the error never quotes it, it may be a private key."""
+    """Read a JSON object of exactly these bytes; the error never quotes it, it may be a private key.
+
+    EngineError if a later version wrote it.
+    """
     try:
         fields = json.loads(text.decode() if isinstance(text, bytes) else text)
     except (ValueError, RecursionError):
         fields = None
+    if isinstance(fields, dict):
+        check_form(fields.get("format"), form, what)
     if not isinstance(fields, dict) or fields.keys() != {"format", *lengths} or fields["format"] != form:
         raise SecurityError(f"{what} is malformed: expected '{form}' with {', '.join(lengths)}")
     return {name: _unhex(fields[name], length, what) for name, length in lengths.items()}

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
+from fedstat.federation.state_formats import check_form
 
 ROSTER, ACCEPTANCE, SHOWN = "fedstat roster 1", "fedstat acceptance 1", "fedstat roster shown 1"
 LONGEST_ROSTER = 2**20
@@ -54,6 +55,7 @@ def open_record(text: str | bytes, form: str, where: str) -> tuple[Any, PublicId
         signature = bytes.fromhex(found.signature)
     except ValueError as error:
         raise SecurityError(f"{where}: no {form}") from error
+    check_form(found.format, form, where)
     if found.format != form or not found.keys.has_signed(_statement(form, found.content), signature):
         raise SecurityError(f"{where}: no {form}, or altered since it was signed")
     return found.content, found.keys

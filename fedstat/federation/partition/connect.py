@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.codec import from_json, to_json
 from fedstat.errors import (
     DataWarning,
     EngineError,
@@ -22,6 +21,7 @@ from fedstat.errors import (
     VersionWarning,
     warn,
 )
+from fedstat.federation import state_formats
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.files import write_atomic
@@ -255,7 +255,7 @@ def _count_shared_keys(
         return 0
     path = federation.folder / SHARED_KEYS
     try:
-        known = from_json(SharedKeys, path.read_bytes(), f"'{path}'")
+        known = state_formats.SHARED_KEYS.read_record(SharedKeys, path.read_bytes(), f"'{path}'")
     except (OSError, FedstatError):
         known = None
     if known is None or dict(known.tables) != tables:
@@ -268,7 +268,7 @@ def _count_shared_keys(
             return 0
         known = SharedKeys(tables, found or 0)
         with suppress(OSError):  # they count again at the next connection
-            write_atomic(path, to_json(known).encode())
+            write_atomic(path, state_formats.SHARED_KEYS.write_record(known).encode())
     if known.keys:
         warn(
             f"about {known.keys:,} keys are at several sites: if equal keys are one person, rows are not "

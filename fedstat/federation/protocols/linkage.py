@@ -24,6 +24,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.files import read_arrays, write_atomic
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys, keys_of
+from fedstat.federation.state_formats import ALIGNMENT as ALIGNMENT_FORMAT
 from fedstat.federation.tables.aligned_table import ALIGNMENT, AlignedTable
 from fedstat.federation.tables.keys import (
     POINT_BYTES,
@@ -448,7 +449,8 @@ class PersistentAlignment:
     def save(self, folder: Path) -> Path:
         """Write it into the coordinator's folder, whole or not at all."""
         head = {"name": self.name, "n_entities": self.n_entities, "sites": list(self.listed)}
-        arrays: dict[str, Any] = {"head": np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)}
+        arrays: dict[str, Any] = ALIGNMENT_FORMAT.stamp_arrays()
+        arrays |= {"head": np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)}
         for place, site in enumerate(self.listed):
             arrays |= {f"listed {place}": self.listed[site], f"seen {place}": self.seen[site]}
         content = io.BytesIO()
@@ -467,6 +469,7 @@ def load_alignment(folder: Path) -> PersistentAlignment | None:
         return None
     try:
         content = read_arrays(path.read_bytes())
+        ALIGNMENT_FORMAT.read_arrays(content, f"'{path}'")
         head = json.loads(content["head"].tobytes())
         sites = [str(site) for site in head["sites"]]
         listed = {site: content[f"listed {place}"] for place, site in enumerate(sites)}

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedstat.codec import from_json, to_json
+from fedstat.codec import from_json
 from fedstat.errors import ConsentError, FedstatError
+from fedstat.federation import state_formats
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.disclosure.approval import APPROVAL_FAMILY
 from fedstat.federation.message import Purpose, Reply, Request
@@ -81,7 +82,8 @@ class NoteKeeper:
             for old in sorted(folder.glob("*.json"))[:-MOST_NOTES]:
                 old.unlink(missing_ok=True)
             changed = utc_text(time.time_ns())
-            self._path.write_text(to_json(replace(note, changed=changed, plans=dict(self._plans))))
+            complete = replace(note, changed=changed, plans=dict(self._plans))
+            self._path.write_text(state_formats.NOTE.write_record(complete))
 
 
 def read_notes(folder: Path) -> list[AnalysisNote]:
@@ -89,7 +91,7 @@ def read_notes(folder: Path) -> list[AnalysisNote]:
     found = []
     for path in sorted((folder / NOTES).glob("*.json"), reverse=True):
         with suppress(FedstatError, OSError, UnicodeDecodeError):
-            found.append(from_json(AnalysisNote, path.read_text(), f"'{path}'", defaults=True))
+            found.append(state_formats.NOTE.read_record(AnalysisNote, path.read_text(), f"'{path}'"))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import EngineError, SecurityError
+from fedstat.federation import state_formats
 from fedstat.federation.audit.checkpoints import SignedCheckpoint
 from fedstat.federation.audit.receipt import Receipt
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -39,6 +40,13 @@ class LedgerCheckpoint:
 
     key: str
     head: SignedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHeads:
+    """What the file has: a head by site."""
+
+    heads: Mapping[str, LedgerCheckpoint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,9 @@ class LedgerCheckpoints:
         if not newer:
             return
         try:
-            write_atomic(self.folder / HEADS, to_json(kept | newer).encode())
+            write_atomic(
+                self.folder / HEADS, state_formats.HEADS.write_record(StoredHeads(kept | newer)).encode()
+            )
         except OSError as error:
             raise EngineError(f"'{self.folder / HEADS}' cannot be written ({error.strerror})") from error
 
@@ -97,7 +107,10 @@ class LedgerCheckpoints:
             f"'{path}' (restore it from a backup; without it a ledger that was reset to an earlier "
             "state is not detected)"
         )
-        return from_json(dict[str, LedgerCheckpoint], path.read_bytes(), where, SecurityError)
+        content = path.read_bytes()
+        if state_formats.HEADS.is_earlier(path):  # format 0: the heads alone
+            return from_json(dict[str, LedgerCheckpoint], content, where, SecurityError)
+        return dict(state_formats.HEADS.read_record(StoredHeads, content, where, SecurityError).heads)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -36,6 +37,7 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.message import VERSION, BundledReply
+from fedstat.federation.state_formats import ANCHOR as ANCHOR_FORMAT
 from fedstat.federation.state_formats import NUMBER, SESSION
 from fedstat.federation.tables.aligned_table import order_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
@@ -313,6 +315,14 @@ Answers: TypeAlias = dict[bytes, BundledReply]
 """Latest replies of a session by the digest of the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Size of the ledger and time of its last change as JSON text, and their keyed digest."""
+
+    stamp: str
+    mark: str
+
+
 class SessionFolder:
     """Sessions of a site whose ledger is a file."""
 
@@ -489,16 +499,17 @@ class SessionFolder:
         mark = hmac.digest(self._key, encode_parts(ANCHOR, self._site.name, stamp), "sha256").hex()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         with suppress(OSError), open(os.open(self.folder / ANCHOR, flags, 0o600), "w") as file:
-            file.write(json.dumps([stamp, mark]))
+            file.write(ANCHOR_FORMAT.write_record(Anchor(stamp, mark)))
 
     def _anchored(self) -> tuple[int, int] | None:
         try:
-            stamp, mark = json.loads(read_private(self.folder / ANCHOR, 2 * LARGE))
-            known = hmac.digest(self._key, encode_parts(ANCHOR, self._site.name, stamp), "sha256").hex()
-            size, changed = json.loads(stamp)
-        except (OSError, ValueError, TypeError, AttributeError):
+            text = read_private(self.folder / ANCHOR, 2 * LARGE)
+            held = ANCHOR_FORMAT.read_record(Anchor, text, ANCHOR)
+            known = hmac.digest(self._key, encode_parts(ANCHOR, self._site.name, held.stamp), "sha256").hex()
+            size, changed = json.loads(held.stamp)
+        except (OSError, ValueError, TypeError, AttributeError, FedstatError):
             return None
-        return (size, changed) if hmac.compare_digest(mark, known) else None
+        return (size, changed) if hmac.compare_digest(held.mark, known) else None
 
     def _outside(self) -> Mapping[str, object]:
         data = self._site.data

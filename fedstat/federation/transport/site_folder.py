@@ -297,6 +297,7 @@ PRIVATE = (
 STATE_FILES = (
     ledger_file.LEDGER_FILENAME,
     ledger_file.CHECKPOINT_FILENAME,
+    ledger_file.SECRET_FILENAME,
     ledger_file.ANSWERED_FILENAME,
 )
 """Files that an upgrade converts; a copy is kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 import warnings
 from dataclasses import replace
@@ -21,6 +22,9 @@ from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILEN
 from fedstat.federation.disclosure import release_history
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.files import read_arrays
+from fedstat.federation.partition.federation_file import read_federation
+from fedstat.federation.transport.journal import HEADS, LedgerCheckpoints
+from fedstat.federation.transport.session_store import STATE, SessionFolder
 from fedstat.federation.transport.site_folder import UPGRADED, load_identity, open_site
 
 STATES = Path(__file__).parent / "states"
@@ -152,14 +156,111 @@ def test_old_words_of_an_owners_files_name_the_new_ones(home, capsys):
         assert expected in printed(capsys, "site", "check", site, code=1)
 
 
-def test_every_file_of_the_state_carries_the_number_of_its_format(tmp_path):
-    frame = pd.DataFrame({"y": np.arange(40.0), "x": np.arange(40.0) % 7})
-    make_federation(tmp_path, {"A": frame}, policy=Policy(approval="owner"))
-    with served_sites(tmp_path, ["A"]), pytest.raises(ConsentError):
-        fs.FederatedOLS.from_formula("y ~ x", fs.ClientPartition.connect(tmp_path / "study")).fit(
-            masked=False
-        )
-    numbered = f'"{state_formats.NUMBER}"'
-    for path in ("ledger.jsonl", "in_force.json", "status.json", "pending"):
-        (file,) = (tmp_path / "A" / path).glob("*.json") if path == "pending" else [tmp_path / "A" / path]
-        assert numbered in file.read_text(), path
+OWNERS = (".toml", ".log", "log.txt")
+"""Endings of files that a person writes, or reads as text."""
+
+
+def number_of(path):
+    """The number of a file's format, as its first line, its arrays or its form has it; None without one."""
+    content = path.read_bytes()
+    if content.startswith(b"PK"):
+        content = read_arrays(content).get(state_formats.NUMBER, np.zeros(0, np.uint8)).tobytes()
+    try:
+        lines = [json.loads(content)]
+    except ValueError:
+        try:
+            lines = [json.loads(line) for line in content.splitlines()[:2]]
+        except ValueError:
+            return None
+    found = [line[state_formats.NUMBER] for line in lines if state_formats.NUMBER in line]
+    return int(str(found[0]).rpartition(" ")[2]) if found else None
+
+
+def states_of_sessions(folder):
+    """The states of sessions by path, which only the site can read."""
+    site = open_site(folder)
+    sessions = SessionFolder.of(site)
+    found = {}
+    for chain in site.site_ledger.chains:
+        path = sessions._place(chain.session) / STATE
+        if path.exists():
+            found[path] = sessions._read(chain, path)[0][state_formats.NUMBER]
+    site.site_ledger.store.close()
+    return found
+
+
+def test_every_file_that_a_site_and_its_coordinator_write_carries_the_number_of_its_format(tmp_path):
+    """After all that an owner and an analyst do: the list is what is there then."""
+    rng = np.random.default_rng(3)
+    frames = {name: pd.DataFrame(rng.normal(size=(60, 2)), columns=["y", "x"]) for name in "ABC"}
+    frames = {name: frame.assign(id=range(60)) for name, frame in frames.items()}
+    make_federation(tmp_path, frames, policy=Policy(approval="owner", masked_only=False))
+    study = tmp_path / "study"
+    (study / "dictionary.toml").write_text(
+        "".join(f'[{name}]\nkind = "number"\nrange = [-9, 9]\n' for name in "xy")
+    )
+    for command in ("roster", "dictionary"):
+        assert main(["federation", command, str(study)]) == 0
+    for name in frames:
+        toml = tmp_path / name / "site.toml"
+        toml.write_text(toml.read_text().replace("[data]", '[data]\nkey = "id"', 1))
+        for command in (["dictionary", "--accept"], ["describe"]):
+            assert main(["site", command[0], str(tmp_path / name), *command[1:]]) == 0
+
+    def fit():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            partition = fs.ClientPartition.connect(study)
+            return fs.FederatedOLS.from_formula("y ~ x", partition).fit(masked=False)
+
+    with served_sites(tmp_path, frames):
+        with pytest.raises(ConsentError):
+            fit()
+        for name in frames:
+            (plan,) = tmp_path.joinpath(name, "pending").glob("*.json")
+            assert main(["site", "approve", str(tmp_path / name), plan.stem]) == 0
+        assert fit().nobs == 180
+        with pytest.raises(ConsentError):  # one plan waits
+            fit()
+        assert main(["site", "reload", str(tmp_path / "A")]) == 0
+    (plan,) = tmp_path.joinpath("A", "pending").glob("*.json")
+    assert main(["site", "approve", str(tmp_path / "A"), plan.stem]) == 0  # the next service reads it
+    numbers = states_of_sessions(tmp_path / "A")
+    assert numbers
+    for folder in (tmp_path / "A", study):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and study / "exchange" not in path.parents and not path.name.endswith(OWNERS):
+                numbers[path] = numbers.get(path) or number_of(path)
+    names = {path.name for path in numbers}
+    assert {"ledger.key", "ledger.head", "answered.npz", "anchor", "reload", "heads.json"} <= names, names
+    assert {path.suffix for path in numbers if "pending" in path.parts} == {".json", ".decision"}
+    assert [str(path) for path, number in numbers.items() if type(number) is not int] == []
+
+
+def test_a_key_of_a_later_form_is_named(current):
+    path = current / "identity.json"
+    path.write_text(path.read_text().replace("fedstat identity 1", "fedstat identity 2"))
+    with pytest.raises(EngineError, match=r"identity was written by a later version of fedstat \(form"):
+        open_site(current)
+
+
+def test_the_key_of_a_ledger_is_converted_and_stays_the_same_secret(home):
+    path = home / "North" / "ledger.key"
+    earlier = path.read_bytes()
+    assert len(earlier) == 32
+    open_site(home / "North").site_ledger.store.close()
+    assert json.loads(path.read_text())["secret"] == earlier.hex() and site_ledger(home).chains
+    (kept,) = copies(home)
+    assert (kept / "ledger.key").read_bytes() == earlier
+
+
+def test_a_coordinators_heads_without_a_format_are_read(tmp_path):
+    frames = {name: pd.DataFrame({"y": np.arange(40.0), "x": np.arange(40.0) % 7}) for name in "AB"}
+    make_federation(tmp_path, frames, policy=Policy.open())
+    with served_sites(tmp_path, frames):
+        fs.FederatedOLS.from_formula("y ~ x", fs.ClientPartition.connect(tmp_path / "study")).fit()
+    federation = read_federation(tmp_path / "study")
+    stored = LedgerCheckpoints(federation.folder, federation.sites)
+    known, path = stored.known(), federation.folder / HEADS
+    path.write_text(json.dumps(json.loads(path.read_text())["heads"]))
+    assert known and stored.known() == known

@@ -17,9 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from fedstat.errors import EngineError, FedstatError, PartitionError
+from fedstat.errors import EngineError, FedstatError, FedstatWarning, PartitionError, warn
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.transport.flare import provision
+from fedstat.federation.transport.mailbox import STATUS_OF_NOTES
 from fedstat.federation.transport.signed import open_reply, sign_request
 
 # ----------------------------------------------------------------------------------------------------
@@ -73,11 +74,11 @@ class FlareTransport:
             connection = self._connection()
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
-            # the server reports a silent site in time: only a blocked server takes longer
-            limit = (provision.TIMEOUT if self.timeout is None else self.timeout) + MARGIN
-            if not connection.poll(limit):
-                raise TimeoutError(f"silent for {limit:g} s")
-            problem = json.loads(connection.recv_bytes())["problem"]
+            header = self._receive(connection)
+            while "waits" in header:
+                warn(f"'{site}': {STATUS_OF_NOTES[header['waits']]}", FedstatWarning)
+                header = self._receive(connection)
+            problem = header["problem"]
             answer = connection.recv_bytes()
         except TimeoutError as error:
             self._drop()
@@ -93,6 +94,14 @@ class FlareTransport:
         if problem:
             raise EngineError(f"'{site}' did not answer: {problem}")
         return open_reply(answer, self.fingerprints[site], site, number, f"the reply of '{site}'")
+
+    def _receive(self, connection: Connection) -> dict[str, str]:
+        """Read a header: the server reports a silent site in time, and only a blocked one takes longer."""
+        limit = (provision.TIMEOUT if self.timeout is None else self.timeout) + MARGIN
+        if not connection.poll(limit):
+            raise TimeoutError(f"silent for {limit:g} s")
+        header: dict[str, str] = json.loads(connection.recv_bytes())
+        return header
 
     def end(self) -> bool:
         """End the analysis: the job completes and the sites close their data; False if it had ended."""

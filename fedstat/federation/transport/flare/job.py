@@ -1,4 +1,4 @@
-"""The two classes of the job, the only ones that NVIDIA FLARE loads for this package."""
+"""The two sides of the job of an analysis: the server forwards requests, and a site answers them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.flare.child_process import end_with_parent
 from fedstat.federation.transport.live_config import ClosedError
-from fedstat.federation.transport.mailbox import BusyError
+from fedstat.federation.transport.mailbox import BUSY, BusyError
 from fedstat.federation.transport.signed import SignedSite
 
 try:
@@ -70,7 +70,7 @@ class FlareController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Wait for the sites, open the socket, and serve until the analysis ends or the job is aborted."""
         self._abort = abort_signal
-        self._wait_for_sites()
+        self.wait_for_sites()
         self._listener = self._listen()
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         self._last_request = time.monotonic()
@@ -100,16 +100,17 @@ class FlareController(Controller):  # type: ignore[misc]
         finally:
             os.umask(mask)
 
-    def _wait_for_sites(self) -> None:
+    def wait_for_sites(self) -> None:
         """Ask every site whether it is running."""
         until = time.monotonic() + self._start
-        waiting = self._site_names()
+        waiting = self.site_names()
         while waiting and time.monotonic() < until and not self._abort.triggered:
             waiting = [site for site in waiting if self._send(site, PING, {}, PAUSE * 4) is None]
             if waiting:
                 time.sleep(PAUSE)
 
-    def _site_names(self) -> list[str]:
+    def site_names(self) -> list[str]:
+        """Return the names of the clients of the job."""
         return [client.name for client in self._engine.get_clients()]
 
     def _accept(self, listener: Listener) -> None:
@@ -124,6 +125,10 @@ class FlareController(Controller):  # type: ignore[misc]
 
     def _serve(self, connection: Connection) -> None:
         """Forward the requests of one connection; a header gives the site of each."""
+
+        def tell(why: str) -> None:
+            connection.send_bytes(json.dumps({"waits": why}).encode())
+
         with connection:
             while True:
                 try:
@@ -136,7 +141,8 @@ class FlareController(Controller):  # type: ignore[misc]
                         connection.send_bytes(b"")
                         return
                     timeout = header.get("timeout") or self._timeout
-                    problem, answer = self._pass_on(header["site"], connection.recv_bytes(), timeout)
+                    question = connection.recv_bytes()
+                    problem, answer = self.forward(header["site"], question, timeout, tell)
                     connection.send_bytes(json.dumps({"problem": problem}).encode())
                     connection.send_bytes(answer)
                 except (EOFError, OSError):
@@ -146,20 +152,29 @@ class FlareController(Controller):  # type: ignore[misc]
         """Return those of `sites` that take part in the job and can be reached."""
         return [site for site in sites if self._send(site, PING, {}, PAUSE * 4) is not None]
 
-    def _pass_on(self, site: str, question: bytes, timeout: float) -> tuple[str, bytes]:
-        """Send a request until it is answered; return the problem, if any, and the reply."""
-        if site not in self._site_names():
+    def forward(
+        self, site: str, question: bytes, timeout: float, tell: Callable[[str], None]
+    ) -> tuple[str, bytes]:
+        """Send a request until it is answered; return the problem, if any, and the reply.
+
+        `tell` is called once, with the reason, if the request has to wait for its turn.
+        """
+        if site not in self.site_names():
             return "no site of this name takes part in the job", b""
-        begun, wait = time.monotonic(), self._again_after
+        begun, wait, waits = time.monotonic(), self._again_after, ""
         while (left := begun + timeout - time.monotonic()) > 0:
             self._last_request = time.monotonic()
             reply = self._send(site, TOPIC, {"payload": question}, min(wait, left))
-            if reply is not None:
+            if reply is not None and not reply["waits"]:
                 return str(reply["problem"]), reply["payload"]
             if self._abort.triggered:
                 return "the job was aborted before the site replied; its process may have stopped", b""
             time.sleep(PAUSE)
-            wait *= 2
+            if reply is None:
+                wait *= 2
+            elif not waits:
+                waits = str(reply["waits"])
+                tell(waits)
         return f"silent for {timeout:g} s", b""
 
     def _send(self, site: str, topic: str, content: Mapping[str, bytes], timeout: float) -> Shareable | None:
@@ -199,9 +214,10 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             engine.register_aux_message_handler(PING, self._is_there)
             engine.register_aux_message_handler(TOPIC, self._answer)
         elif event_type == EventType.START_RUN:
-            folder = Path(engine.get_workspace().get_root_dir(), "local", provision.FOLDER)
+            name = fl_ctx.get_identity_name()
             try:
-                self._site = SignedSite(folder, fl_ctx.get_identity_name(), self.logger.warning)
+                folder = provision.owner_folder(engine.get_workspace().get_root_dir(), name)
+                self._site = SignedSite(folder, name, self.logger.warning)
             except Exception as error:
                 # For the site's own log; the analyst learns only that the folder cannot be used.
                 self.log_error(fl_ctx, f"the site cannot be opened: {type(error).__name__}: {error}")
@@ -214,14 +230,14 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         if not self._tried:
             return make_reply(ReturnCode.SERVICE_UNAVAILABLE)
         reply = make_reply(ReturnCode.OK)
-        reply["problem"], reply["payload"] = "", b""
+        reply["problem"], reply["payload"], reply["waits"] = "", b"", ""
         if self._site is None:
             reply["problem"] = "its folder cannot be used; see the site's own log"
             return reply
         try:
             reply["payload"] = self._site.answer(request["payload"])
         except BusyError:  # the server sends the request again
-            return make_reply(ReturnCode.SERVICE_UNAVAILABLE)
+            reply["waits"] = BUSY
         except ClosedError:
             reply["problem"] = "it answers no requests for now; see the site's own log"
         except FedstatError as error:

@@ -36,7 +36,14 @@ SOCKET, KEY = "fedstat.socket", "fedstat.key"
 """In the server's folder: the socket of the analyst's process, and in ``local`` the secret that opens it."""
 
 FOLDER = "fedstat"
-"""In ``local`` of a site's kit: the folder of :mod:`fedstat.federation.transport.site_folder`."""
+"""In ``local`` of a kit: the folder of its owner, of a site (:mod:`fedstat.federation.transport.site_folder`)
+or of the coordinator."""
+
+SIMULATED = "fedstat.json"
+"""In ``local`` of a workspace of the simulator: the folders of all, by FLARE's name."""
+
+SIMULATED_SERVER = "server"
+"""The name of the coordinator's folder there."""
 
 FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
 """In the coordinator's folder ``flare``: kits of server and analyst; in a site's folder: its kit."""
@@ -49,9 +56,19 @@ USER = "analyst@fedstat.org"
 
 # seconds, as the controller of the job takes them
 TIMEOUT, AGAIN_AFTER, START, IDLE = 3600.0, 10.0, 120.0, 4 * 3600.0
-ALLOWED = [f"fedstat.federation.transport.flare.job.{name}" for name in ("FlareController", "FlareExecutor")]
+CONTROLLER, EXECUTOR = (
+    f"fedstat.federation.transport.flare.job.{name}" for name in ("FlareController", "FlareExecutor")
+)
+ANALYSIS = "fedstat.flare_analysis.FlareAnalysis"
+"""Server side of a job that carries out the analysis of its file :data:`ANALYSIS_FILE`."""
+ANALYSIS_FILE = "analysis.toml"
+ALLOWED = [CONTROLLER, EXECUTOR]
+"""Classes that kits of this package allow."""
 NO_CODE = {"clone_job": "none", "byoc": "none", "shell_commands": "none", "server-predeployed-flwr": "none"}
 RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any") | NO_CODE
+
+
+RESOURCES = "resources.json"
 
 
 def write_local(kit: str | Path) -> None:
@@ -81,6 +98,61 @@ def write_local(kit: str | Path) -> None:
         (kit / "local" / f"{name}.json").write_text(json.dumps(content, indent=2))
 
 
+def write_simulator(workspace: Path, folders: Mapping[str, Path]) -> None:
+    """Let the simulator find the folders of a coordinator and of sites, and load this package's classes."""
+    local = workspace / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    found = json.loads((local / RESOURCES).read_text()) if (local / RESOURCES).exists() else {}
+    added = {"class_allow_list": _allowed(found, [EXECUTOR, CONTROLLER, ANALYSIS])}
+    write_atomic(local / RESOURCES, json.dumps(found | added, indent=2).encode())
+    places = {name: str(folder.resolve()) for name, folder in folders.items()}
+    write_atomic(local / SIMULATED, json.dumps(places, indent=2).encode())
+
+
+def owner_folder(root: str, name: str) -> Path:
+    """Return the folder of a participant, which its kit or the workspace of a simulator names."""
+    local = Path(root, "local")
+    if (local / FOLDER).exists() or not (local / SIMULATED).exists():
+        return local / FOLDER
+    return Path(json.loads((local / SIMULATED).read_text()).get(name, local / FOLDER))
+
+
+def _allowed(resources: Mapping[str, Any], needed: Sequence[str]) -> list[str]:
+    """Return the classes that a participant allows, and those that are needed in addition."""
+    require_flare()
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST  # noqa: PLC0415
+
+    allowed = list(resources.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST))
+    return allowed if "*" in allowed else [*allowed, *(name for name in needed if name not in allowed)]
+
+
+def enter_kit(kit: Path, folder: Path) -> list[str]:
+    """Let a participant of somebody else's FLARE federation find a folder, and load this package's classes.
+
+    Everything else of the kit stays as it is. Returns the classes that were added. PartitionError if `kit` is
+    no startup kit, or names another folder.
+    """
+    local = kit / "local"
+    found = [path for path in (local / RESOURCES, local / f"{RESOURCES}.default") if path.exists()]
+    if not found:
+        raise PartitionError(
+            f"'{kit}' is no startup kit of a FLARE server or client: it has no local/{RESOURCES}.default"
+        )
+    resources = json.loads(found[0].read_text())
+    needed = [EXECUTOR] if (kit / "startup" / "fed_client.json").exists() else [CONTROLLER, ANALYSIS]
+    allowed = _allowed(resources, needed)
+    added = [name for name in allowed if name not in resources.get("class_allow_list", ())]
+    if added:
+        content = json.dumps(resources | {"class_allow_list": allowed}, indent=2)
+        write_atomic(local / RESOURCES, content.encode())
+    link = local / FOLDER
+    if not link.exists():
+        link.symlink_to(folder.resolve(), target_is_directory=True)
+    elif link.resolve() != folder.resolve():
+        raise PartitionError(f"'{link}' leads to another folder, '{link.resolve()}'; remove it first")
+    return [name for name in added if name in needed]
+
+
 def remove_stale_jobs(server: str | Path) -> None:
     """Remove the jobs of a server that ended without notice; they would otherwise run forever."""
     for part in Path(server, STORE).glob("*"):
@@ -108,17 +180,31 @@ def write_job(
     For `timeout` and `again_after`, seconds, see
     :class:`~fedstat.federation.transport.flare.job.FlareController`.
     """
-    config = Path(folder, "app", "config")
+    return _write_job(Path(folder), sites, CONTROLLER, {"timeout": timeout, "again_after": again_after})
+
+
+def write_analysis_job(folder: str | Path, sites: Sequence[str], analysis: str, timeout: float) -> Path:
+    """Write a job for any FLARE federation: it carries out the `analysis`, the text of a TOML file.
+
+    PartitionError if the folder exists.
+    """
+    if Path(folder).exists():
+        raise PartitionError(f"'{folder}' exists; choose another folder for the job")
+    job = _write_job(Path(folder), sites, ANALYSIS, {"timeout": timeout})
+    (job / "app" / "config" / ANALYSIS_FILE).write_text(analysis, encoding="utf-8")
+    return job
+
+
+def _write_job(folder: Path, sites: Sequence[str], controller: str, arguments: Mapping[str, float]) -> Path:
+    config = folder / "app" / "config"
     config.mkdir(parents=True, exist_ok=True)
-    controller, executor = ALLOWED
-    arguments = {"timeout": timeout, "again_after": again_after}
     server = {
         "format_version": 2,
         "workflows": [{"id": "fedstat", "path": controller, "args": arguments}],
     }
     client = {
         "format_version": 2,
-        "executors": [{"tasks": ["none"], "executor": {"id": "fedstat", "path": executor, "args": {}}}],
+        "executors": [{"tasks": ["none"], "executor": {"id": "fedstat", "path": EXECUTOR, "args": {}}}],
     }
     meta = {
         "name": "fedstat",
@@ -129,8 +215,8 @@ def write_job(
     }
     (config / "config_fed_server.json").write_text(json.dumps(server, indent=2))
     (config / "config_fed_client.json").write_text(json.dumps(client, indent=2))
-    Path(folder, "meta.json").write_text(json.dumps(meta, indent=2))
-    return Path(folder)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2))
+    return folder
 
 
 # ----------------------------------------------------------------------------------------------------
