@@ -40,6 +40,11 @@ from fedstat.federation.transport.site_folder import read_toml
 
 RESULTS, DEFAULT_STUDY = "fedstat", "default"
 """Folder of the results in the run folder of the job; FLARE's name for the study of jobs without one."""
+ERROR = "error.txt"
+UNFINISHED = (
+    "FLARE ended the job before its analysis was complete: a site or the server stopped. Sites of "
+    "the job: {sites}. 'nvflare job meta JOB' names the clients that were lost\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,11 @@ class JobAnalysis:
             _refuse_paths(model.fit, self.fit)
             return model.fit(**self.fit)
         if callable(found) and not isinstance(found, type):
-            first = next(iter(inspect.signature(found).parameters), "")
-            if first == "partition":
+            parameters = list(inspect.signature(found).parameters)
+            if parameters[:1] == ["partition"]:
                 _refuse_paths(found, self.arguments)
-                return found(partition, **self.arguments)
+                given = {"formula": self.formula} if self.formula and "formula" in parameters else {}
+                return found(partition, **given, **self.arguments)
         raise PartitionError(
             f"analysis = '{self.analysis}': expected a model with a formula, or a function of a partition"
         )
@@ -130,6 +136,8 @@ class FlareAnalysis(FlareController):
         workspace, job = self._engine.get_workspace(), fl_ctx.get_job_id()
         results = Path(workspace.get_run_dir(job), RESULTS)
         results.mkdir(parents=True, exist_ok=True)
+        # FLARE ends this process when a site of the job has stopped: what is here then stays.
+        (results / ERROR).write_text(UNFINISHED.format(sites=", ".join(self.site_names())), encoding="utf-8")
         self.wait_for_sites()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", FedstatWarning)
@@ -138,8 +146,9 @@ class FlareAnalysis(FlareController):
                 folder = provision.owner_folder(workspace.get_root_dir(), provision.SIMULATED_SERVER)
                 meta = _read_meta(Path(workspace.get_job_meta_path(job)))
                 write_results(analysis.run(self._connect(folder, analysis, meta)), results)
+                (results / ERROR).unlink()
             except (FedstatError, TypeError, ValueError, ImportError) as error:
-                (results / "error.txt").write_text(f"{error}\n", encoding="utf-8")
+                (results / ERROR).write_text(f"{error}\n", encoding="utf-8")
                 self.system_panic(f"the analysis ended with {type(error).__name__}: {error}", fl_ctx)
             finally:
                 notes = dict.fromkeys(str(one.message) for one in said)

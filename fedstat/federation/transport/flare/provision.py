@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,18 +140,20 @@ def enter_kit(kit: Path, folder: Path) -> list[str]:
             f"'{kit}' is no startup kit of a FLARE server or client: it has no local/{RESOURCES}.default"
         )
     resources = json.loads(found[0].read_text())
-    needed = [EXECUTOR] if (kit / "startup" / "fed_client.json").exists() else [CONTROLLER, ANALYSIS]
+    is_client = (kit / "startup" / "fed_client.json").exists()
+    needed = [EXECUTOR] if is_client else [CONTROLLER, ANALYSIS]
     allowed = _allowed(resources, needed)
-    added = [name for name in allowed if name not in resources.get("class_allow_list", ())]
-    if added:
-        content = json.dumps(resources | {"class_allow_list": allowed}, indent=2)
-        write_atomic(local / RESOURCES, content.encode())
+    added = [name for name in needed if name not in resources.get("class_allow_list", ()) and name in allowed]
+    # A site's log is for its owner only, since it describes errors in the owner's rows.
+    wanted = resources | {"class_allow_list": allowed} | ({"allow_log_streaming": False} if is_client else {})
+    if wanted != resources:
+        write_atomic(local / RESOURCES, json.dumps(wanted, indent=2).encode())
     link = local / FOLDER
     if not link.exists():
         link.symlink_to(folder.resolve(), target_is_directory=True)
     elif link.resolve() != folder.resolve():
         raise PartitionError(f"'{link}' leads to another folder, '{link.resolve()}'; remove it first")
-    return [name for name in added if name in needed]
+    return added
 
 
 def remove_stale_jobs(server: str | Path) -> None:
@@ -301,14 +304,9 @@ def prepare_server(folder: Path, host: str, port: int) -> None:
     home.mkdir(mode=0o700, exist_ok=True)
     if not (home / AUTHORITY).exists():
         _found_authority(home, host, port)
-    ports = {"fed_learn_port": port, "admin_port": port}
-    for name, participant in (
-        (SERVER, Participant(host, "server", ports)),
-        (ANALYST, Participant(USER, "lead", {})),
-    ):
-        request = create_key(home / f"{name}-{REQUEST}", participant)
-        signed = certify(folder, request, participant)
-        assemble(home / f"{name}-{REQUEST}", signed, home / name)
+    _make_server(home, host, port)
+    participant, place = Participant(USER, "lead", {}), home / f"{ANALYST}-{REQUEST}"
+    assemble(place, certify(folder, create_key(place, participant), participant), home / ANALYST)
     write_local(home / SERVER)
     write_key(home / SERVER)
 
@@ -318,6 +316,38 @@ def _found_authority(home: Path, host: str, port: int) -> None:
     profile |= {"server": {"host": host, "fed_learn_port": port, "admin_port": port}}
     (home / "profile.yaml").write_text(json.dumps(profile))
     _flare(home, "cert", "init", "--profile", "profile.yaml", "-o", AUTHORITY)
+
+
+def _make_server(home: Path, host: str, port: int) -> None:
+    """Make the kit of the server by FLARE's central provisioning, with the authority that is here.
+
+    The server needs an authority of its own for the certificates of jobs in versions after 2.9, which only
+    somebody with the root key can make: kits of requests do not have it.
+    """
+    require_flare()
+    from nvflare.lighter import utils  # noqa: PLC0415
+    from nvflare.lighter.entity import Project  # noqa: PLC0415
+    from nvflare.lighter.impl.cert import CertBuilder  # noqa: PLC0415
+    from nvflare.lighter.impl.static_file import StaticFileBuilder  # noqa: PLC0415
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder  # noqa: PLC0415
+    from nvflare.lighter.provisioner import Provisioner  # noqa: PLC0415
+
+    root = home / AUTHORITY
+    project = Project(
+        PROJECT,
+        "",
+        props={"api_version": 3, "connection_security": "mtls"},
+        serialized_root_cert=(root / "rootCA.pem").read_bytes(),
+        root_private_key=utils.load_private_key_file(str(root / "rootCA.key")),
+    )
+    project.set_server(host, PROJECT, {"fed_learn_port": port, "admin_port": port})
+    builders = [WorkspaceBuilder(), CertBuilder(), StaticFileBuilder(scheme="grpc")]
+    with TemporaryDirectory(dir=home) as place:
+        with redirect_stdout(io.StringIO()):
+            made = Provisioner(place, builders).provision(project)
+        shutil.rmtree(home / SERVER, ignore_errors=True)
+        shutil.move(Path(made["current_prod_dir"], host), home / SERVER)
+    (home / SERVER).chmod(0o700)
 
 
 def create_key(folder: Path, participant: Participant) -> bytes:
