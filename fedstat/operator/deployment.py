@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import metadata
 from pathlib import Path
 
 from fedstat.errors import PartitionError
@@ -77,11 +78,29 @@ WantedBy=multi-user.target
 DOCKERFILE = """\
 # To make the wheel in this folder from the source tree:  pip wheel --no-deps --wheel-dir . SOURCE
 FROM python:3.12-slim
+LABEL org.opencontainers.image.title="fedstat" \\
+      org.opencontainers.image.description="{summary}" \\
+      org.opencontainers.image.version="{version}" \\
+      org.opencontainers.image.licenses="{license}" \\
+      org.opencontainers.image.base.name="docker.io/library/python:3.12-slim"
 COPY fedstat-{version}-py3-none-any.whl /tmp/
 RUN pip install --no-cache-dir "/tmp/fedstat-{version}-py3-none-any.whl{extras}"
+# The bill of materials, in the format of CycloneDX; its tool leaves with the same layer.
+RUN python -m venv /tmp/sbom \\
+    && /tmp/sbom/bin/pip install --no-cache-dir "cyclonedx-bom==7.*" \\
+    && mkdir -p {sbom_folder} \\
+    && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible \\
+        --output-file {sbom} /usr/local/bin/python3 \\
+    && rm -r /tmp/sbom
+# Without root; the compose file names the owner of the folder instead.
+USER {user}
 ENV NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp PYTHONUNBUFFERED=1
 ENTRYPOINT ["fedstat"]
 """
+
+
+SBOM = "/usr/share/doc/fedstat/sbom.cdx.json"
+"""The bill of materials in the image."""
 
 
 KUBERNETES = """\
@@ -259,7 +278,16 @@ class ServiceUnit:
     def dockerfile(self) -> str:
         """Write the Dockerfile."""
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
-        return DOCKERFILE.format(version=VERSION, extras=extras)
+        about = metadata("fedstat")
+        return DOCKERFILE.format(
+            version=VERSION,
+            extras=extras,
+            summary=about["Summary"],
+            license=about["License-Expression"] or about["License"],
+            sbom=SBOM,
+            sbom_folder=os.path.dirname(SBOM),
+            user=NOBODY,
+        )
 
     def compose(self) -> str:
         """Write the compose file; folders have the same paths inside the container, as site.toml has them."""
@@ -379,13 +407,18 @@ def site_unit(folder: Path) -> int:
     """Print the systemd unit of a site."""
     service = site_service(folder)
     print(service.unit(), end="")
+    _warn_of_root(folder, "User=root")
+    return 0
+
+
+def _warn_of_root(folder: Path, entry: str) -> None:
+    """Warn that a service would run as root."""
     if folder.stat().st_uid == 0:
         print(
-            f"the folder '{folder}' belongs to root, and the service would run as root (User=root). Give the "
+            f"the folder '{folder}' belongs to root, and the service would run as root ({entry}). Give the "
             "folder to an account of its own first: chown -R ACCOUNT FOLDER",
             file=sys.stderr,
         )
-    return 0
 
 
 def site_compose(folder: Path, into: Path) -> int:
@@ -459,6 +492,7 @@ def _server(folder: Path) -> ServiceUnit:
 
 def _write(served: ServiceUnit, into: Path) -> int:
     served.write_compose(into)
+    _warn_of_root(served.folder, f'user: "0:{served.folder.stat().st_gid}"')
     print(f"'{into}' has a Dockerfile and a compose.yaml. Put the wheel there, and start the service:\n")
     print(f"  pip wheel --no-deps --wheel-dir {shell_path(into)} SOURCE")
     print(f"  docker compose --project-directory {shell_path(into)} up --build --detach")

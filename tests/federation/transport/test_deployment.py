@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,9 @@ import pytest
 from operating import make_federation
 
 from fedstat.errors import PartitionError
+from fedstat.federation.message import VERSION
 from fedstat.operator.command_line import main
-from fedstat.operator.deployment import ServiceUnit
+from fedstat.operator.deployment import SBOM, ServiceUnit
 
 RECORDS = pd.DataFrame({"age": [61.0, 47, 55, 70, 39, 58]})
 
@@ -78,6 +80,61 @@ def test_a_compose_file_mounts_what_the_site_names(home, capsys, tmp_path):
     )  # nothing is written over
 
 
+@pytest.fixture
+def deployed(home, tmp_path, capsys):
+    """The files of `site compose`, and what the command prints."""
+    capsys.readouterr()
+    assert main(["site", "compose", str(home / "A"), str(tmp_path / "docker")]) == 0
+    return tmp_path / "docker", capsys.readouterr().err
+
+
+def check_file(*words):
+    """Run a program that examines a file; skip without it."""
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"needs {words[0]}")
+    run = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_dockerfile_has_no_complaint_of_hadolint(deployed):
+    check_file("hadolint", "--failure-threshold", "info", deployed[0] / "Dockerfile")
+
+
+def test_a_compose_file_follows_the_published_schema(deployed):
+    check_file("check-jsonschema", "--builtin-schema", "vendor.compose-spec", deployed[0] / "compose.yaml")
+
+
+def test_an_image_is_labeled_lists_its_parts_and_does_not_run_as_root(deployed):
+    text = deployed[0].joinpath("Dockerfile").read_text()
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', text))
+    about = metadata("fedstat")
+    assert (labels["version"], labels["licenses"]) == (VERSION, about["License"])
+    assert (labels["title"], labels["description"]) == ("fedstat", about["Summary"])
+    base = re.search("FROM (.*)", text)[1]
+    assert labels["base.name"].endswith(base)
+    # after everything else is installed, and in the layer that removes the tool
+    (step,) = [step for step in text.replace("\\\n", " ").splitlines() if "cyclonedx-py" in step]
+    assert text.index('pip install --no-cache-dir "/tmp/fedstat') < text.index("cyclonedx-py")
+    assert SBOM in step and step.endswith("rm -r /tmp/sbom")
+    assert int(re.search(r"^USER (\d+)$", text, re.MULTILINE)[1]) > 0
+
+
+@pytest.mark.parametrize("command", ["unit", "compose"])
+@pytest.mark.parametrize("owner", [0, 1000])
+def test_a_service_of_root_is_warned_of(home, tmp_path, capsys, monkeypatch, command, owner):
+    stat = Path.stat
+
+    def owned(path, **more):
+        found = list(stat(path, **more))
+        return os.stat_result([*found[:4], owner, *found[5:]])
+
+    monkeypatch.setattr(Path, "stat", owned)
+    given = [str(tmp_path / "into")] if command == "compose" else []
+    capsys.readouterr()
+    main(["site", command, str(home / "A"), *given])
+    assert ("would run as root" in capsys.readouterr().err) is (owner == 0)
+
+
 def test_a_database_gets_its_variable_or_its_file_and_no_value_is_written(
     home, tmp_path, monkeypatch, capsys
 ):
@@ -108,9 +165,10 @@ def test_a_ledger_without_a_name_is_named_by_its_number(home, monkeypatch):
 
 def test_a_dockerfile_has_instructions_that_docker_knows(home, tmp_path, capsys):
     assert main(["site", "compose", str(home / "A"), str(tmp_path / "docker")]) == 0
-    lines = (tmp_path / "docker" / "Dockerfile").read_text().splitlines()
+    text = (tmp_path / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = text.splitlines()
     words = [line.split()[0] for line in lines if line and not line.startswith("#")]
-    assert words == ["FROM", "COPY", "RUN", "ENV", "ENTRYPOINT"]
+    assert words == ["FROM", "LABEL", "COPY", "RUN", "RUN", "USER", "ENV", "ENTRYPOINT"]
     assert json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == ["fedstat"]
     copied = next(line for line in lines if line.startswith("COPY")).split()[1]
     assert re.fullmatch(r"fedstat-[0-9.a-z+]+-py3-none-any\.whl", copied)

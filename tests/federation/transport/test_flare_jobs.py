@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 import warnings
 from multiprocessing.connection import Pipe
@@ -21,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from operating import main, printed
+from operating import main, printed, until_true
 
 import fedstat as fs
 from fedstat.errors import FedstatWarning, PartitionError
@@ -341,15 +340,9 @@ def test_a_provisioned_federation_runs_a_job_and_the_person_is_its_submitter(hom
 @needs_flare
 def test_a_job_whose_site_is_killed_ends_with_its_name_and_the_next_goes_on_without_it(home, federation):
     job = federation.session.submit_job(str(write_job(home, "killed")))
-    until = time.monotonic() + 300
-    while True:  # the process that holds the data of the site
-        try:
-            process = federation.job_process("site-3")
-            break
-        except ValueError:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-    process.kill()
+    began = federation.kits / "localhost" / job / "fedstat" / "error.txt"
+    until_true(began.exists, 300)
+    federation.job_process("site-3").kill()  # the process that holds the data of the site
     assert federation.status(job, 300.0).startswith("FINISHED") and federation.status(job) != (
         "FINISHED:COMPLETED"
     )
