@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import statsmodels.api as sm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "carry"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "transport"))
 
 import serving
 import serving_flare

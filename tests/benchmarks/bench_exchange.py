@@ -22,7 +22,7 @@ import pandas as pd
 
 import fedstat as fs
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "carry"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "transport"))
 from operating import make_federation, served_sites
 
 FITS, STARTED, IDLE, YEAR = 3, 40.0, 15.0, 365 * 86400.0

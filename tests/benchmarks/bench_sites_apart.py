@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "carry"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "federation" / "transport"))
 
 from forked import Forked
 from operating import wait
