@@ -330,7 +330,7 @@ def test_an_analysis_that_is_forgotten_ends(tmp_path, monkeypatch):
 
     controller, abort = FlareController(idle=0.1), Signal()
     listener = Listener(str(tmp_path / "socket"), "AF_UNIX", authkey=b"secret")
-    monkeypatch.setattr(controller, "_wait_for_sites", lambda: None)
+    monkeypatch.setattr(controller, "wait_for_sites", lambda: None)
     monkeypatch.setattr(controller, "_listen", lambda: listener)
     late = threading.Timer(20.0, abort.trigger, [True])
     late.start()
