@@ -71,7 +71,7 @@ class JobAnalysis:
     def run(self, partition: ClientPartition) -> Any:
         """Carry out the analysis; PartitionError if this package has no such model or function."""
         package = import_module("fedstat")
-        found = getattr(package, self.analysis, None) if self.analysis in package.__all__ else None
+        found: Any = getattr(package, self.analysis, None) if self.analysis in package.__all__ else None
         if hasattr(found, "from_formula"):
             _refuse_paths(found.from_formula, self.arguments)
             model = found.from_formula(self.formula, partition, **self.arguments)
