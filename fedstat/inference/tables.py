@@ -75,6 +75,8 @@ class SheetSummary(Summary):  # type: ignore[misc]
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> summary = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().summary()
     >>> texts = summary.as_text(), summary.as_html(), summary.as_latex(), summary.as_csv()
+    >>> summary.as_markdown().count("| :-- |") > 0
+    True
     >>> all("age" in text for text in texts)
     True
     """
@@ -122,6 +124,14 @@ class SheetSummary(Summary):  # type: ignore[misc]
         parts += [_latex(sheet) for sheet in self.sheets]
         parts += [rf"\noindent{{\footnotesize [{i}] {latex(n)}}}\par" for i, n in enumerate(self.notes, 1)]
         parts += [rf"\noindent{{\footnotesize {latex(self.more)}}}\par"] if self.more else []
+        return "\n\n".join(parts)
+
+    def as_markdown(self) -> str:
+        """Return one table of GitHub's Markdown per sheet, the notes as a numbered list."""
+        parts = [f"**{headline}**" for headline in self.headlines]
+        parts += [_markdown(sheet) for sheet in self.sheets]
+        parts += ["\n".join(f"{i}. {note}" for i, note in enumerate(self.notes, 1))] if self.notes else []
+        parts += [self.more] if self.more else []
         return "\n\n".join(parts)
 
     def as_csv(self) -> str:
@@ -265,6 +275,15 @@ def _html(sheet: Sheet) -> str:
     body = "\n".join(line(row, "td") for row in sheet.rows)
     head = f"<thead>{line(sheet.headers, 'th')}</thead>" if any(sheet.headers) else ""
     return f'<table class="simpletable">{caption}{head}<tbody>\n{body}\n</tbody></table>'
+
+
+def _markdown(sheet: Sheet) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+    rule = line({"l": ":--", "r": "--:"}.get(align, ":-:") for align in sheet.aligns)
+    title = [f"{sheet.title}\n"] if sheet.title else []
+    return "\n".join([*title, line(sheet.headers), rule, *map(line, sheet.rows)])
 
 
 def _latex(sheet: Sheet) -> str:
