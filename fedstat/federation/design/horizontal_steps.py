@@ -286,6 +286,11 @@ class OpenRows:
                 coded = design_matrix(rows.frame, self.question, self.spec, self.data.name)
                 yield rows, self.standardize(coded.X)
 
+    @property
+    def places(self) -> Ints:
+        """Places of the rows in the table, (n,)."""
+        return np.flatnonzero(self.used)
+
     def recompute(self) -> None:
         """Code the rows of a table of one chunk again, to the same numbers."""
         self.held = None

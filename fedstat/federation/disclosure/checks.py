@@ -36,6 +36,7 @@ from fedstat.federation.disclosure.request_checks import (
     check_sampled_sites,
 )
 from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.disclosure.weighted_sums import check_unknown_weights, check_weighted_sums
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.table import LabeledTable
@@ -256,10 +257,25 @@ def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts)
         row_checks.check_unknown_levels(data, fact.column, fact.counts)
 
 
+def check_score_and_information(data: SiteData, state: State, fact: facts.ScoreAndInformation) -> None:
+    """Require that sums at all coefficients of a session single out no few rows, alone and with others."""
+    # Where all weights are known, nothing remains for the comparison of means.
+    if not check_weighted_sums(data, state, fact):
+        check_fitted_means(data, state, fact)
+
+
 def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:
     """Release the fit of a site's own rows only if it has enough of them."""
     if problem := own_fit_problem(data, fact):
         raise AlternativeReply(*fact.instead(problem))
+    if fact.weighted is None:
+        return
+    try:
+        check_unknown_weights(data, fact.weighted)
+    except PolicyError as error:
+        found = facts.OwnFitProblem(str(error), fact.sums.weights, fact.instead)
+        check_own_fit_problem(data, state, found)
+        raise AlternativeReply(*fact.instead("not shown: few rows have a combination of levels")) from None
 
 
 def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProblem) -> None:
@@ -305,7 +321,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.ExternalWeights: row_checks.check_external_weights,
     facts.WeightedEstimates: differencing.check_weighted_estimates,
     facts.WorkingWeights: check_working_weights,
-    facts.ScoreAndInformation: check_fitted_means,
+    facts.ScoreAndInformation: check_score_and_information,
     facts.ColumnSums: check_column_sums,
     facts.OwnFit: check_own_fit,
     facts.OwnFitProblem: check_own_fit_problem,

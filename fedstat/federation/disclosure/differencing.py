@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -511,13 +511,27 @@ COLUMNS_REMEDY = "Use the columns of an earlier fit, merge levels, or leave a te
 ROWS_OF_TABLE = "rows"
 
 
-NamedSums: TypeAlias = Iterable[tuple[Polynomial, str]]
+NamedSums: TypeAlias = Sequence[tuple[Polynomial, str]]
 """Sums, expressed by patterns and atoms, and the names of their columns."""
+
+
+class Expressed(NamedTuple):
+    """What is summed over rows, counts of rows by levels of a column, and by those of two.
+
+    Counts of few rows that follow from the last two by subtraction are tolerated, as in a table of the
+    response by a binary column: a model of these columns needs them. With other sums they may not single out
+    few rows. `known` were released before, and are in the history if all releases are remembered.
+    """
+
+    sums: NamedSums
+    levels: NamedSums = ()
+    counts: NamedSums = ()
+    known: NamedSums = ()
 
 
 def check_sums(
     data: SiteData,
-    express: Callable[[Expressions], tuple[NamedSums, NamedSums, NamedSums]],
+    express: Callable[[Expressions], Expressed],
     remedy: str,
 ) -> None:
     """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
@@ -525,9 +539,7 @@ def check_sums(
     Parameters
     ----------
     express : callable
-        Returns what is summed, counts of rows by levels of a column, and by those of two. Counts of few rows
-        that follow from the last two by subtraction are tolerated, as in a table of the response by a
-        binary column: a model of these columns needs them. With other sums they may not single out few rows.
+        Returns what is summed, by the patterns and atoms of the history.
     remedy : str
 
     Raises
@@ -542,21 +554,23 @@ def check_sums(
     released = memory.released if remembered and memory.released is not None else None
     released = ReleasedGroups.none(data.table.n_rows) if released is None else released
     made = Expressions(released.spaces)
-    sums, levels, counts = express(made)
+    sums, levels, counts, known = express(made)
     sums = [*sums, *levels]
     before = made.result()
+    if not remembered:
+        before = before.with_sums(one for one, _ in known)
     after = before.with_sums(one for one, _ in sums)
-    _require_rows(data, after, len(before.sums), sums, remedy)
+    require_rows(data, after, len(before.sums), sums, remedy)
     if counts:
         first, after = len(after.sums), after.with_sums(one for one, _ in counts)
         own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
         tolerated = {k for k, one in enumerate(after.sums) if frozenset(one.items()) in own}
-        _require_rows(data, after, first, counts, remedy, tolerated)
+        require_rows(data, after, first, counts, remedy, tolerated)
     if remembered and len(after.sums) > len(before.sums):
         memory.released = replace(released, spaces=after.kept(released.spaces))
 
 
-def _require_rows(
+def require_rows(
     data: SiteData,
     after: WeightSpaces,
     first: int,
@@ -579,9 +593,7 @@ def _require_rows(
     )
 
 
-def summed_products(
-    made: Expressions, fact: SummedProducts, X: Floats, code: Ints
-) -> tuple[NamedSums, NamedSums, NamedSums]:
+def summed_products(made: Expressions, fact: SummedProducts, X: Floats, code: Ints) -> Expressed:
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
     summed = np.array(fact.summed or [True] * len(fact.names), dtype=bool)
@@ -611,14 +623,14 @@ def summed_products(
         chosen = sums if not of_levels and j else counts if i else ones
         name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
         chosen += [(made.product(columns[i], columns[j], weight, group), name) for group in by_group]
-    return sums, ones, counts
+    return Expressed(sums, ones, counts)
 
 
-def summed_groups(made: Expressions, code: Ints, name: str) -> tuple[NamedSums, NamedSums, NamedSums]:
+def summed_groups(made: Expressions, code: Ints, name: str) -> Expressed:
     """Express the counts of rows by group, (n_rows,), -1 for none."""
     groups = np.unique(code[code >= 0])
     many = len(groups) > MOST_GROUPS
-    return [(made.of((code == group) * 1.0), name) for group in groups if not many], [], []
+    return Expressed([(made.of((code == group) * 1.0), name) for group in groups if not many])
 
 
 def _with_indicators(X: Floats) -> Floats:

@@ -476,6 +476,31 @@ class WorkingWeights:
     flat: Callable[[], bool] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTerms:
+    """A sum over rows: ``left' diag(w) right`` for each column w of the weights.
+
+    Released sums are made of these. `left` (n, a) and `right` (n, b) are quantities of the rows, and
+    `weights` (n, k) depend on the parameters. If `times` (n,) is given, the rows are multiplied with it as
+    well: it has many values, on which the weights do not depend.
+    """
+
+    left: Floats
+    weights: Floats
+    right: Floats
+    times: Floats | None = None
+
+    def sums(self) -> Floats:
+        """Add up the rows: (k, a, b)."""
+        weights = self.weights if self.times is None else self.weights * self.times[:, None]
+        return np.array([self.left.T @ (column[:, None] * self.right) for column in weights.T])
+
+
+def alone(columns: Floats, weights: Floats) -> RowTerms:
+    """Return the terms of sums of columns (n, p) with weights (n, k)."""
+    return RowTerms(columns, weights, np.ones((len(columns), 1)))
+
+
 class RowBlock(Protocol):
     """Some of the rows of a design: (m, p) columns, a constant among them, and vectors at points."""
 
@@ -485,6 +510,16 @@ class RowBlock(Protocol):
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and weights at points, (m, k), those of each point side by side."""
+
+    @property
+    def levels(self) -> Floats:
+        """Further columns on which the vectors depend, such as the category of the response, (m, l)."""
+        return np.zeros((len(self.columns), 0))
+
+    def terms(self, point: Any) -> Iterable[RowTerms]:
+        """Terms of the sums at a point: by default products of two columns with all vectors."""
+        X = self.columns
+        return [RowTerms(X, self.vectors((point,)), X)]
 
     def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
         """Columns and vectors, side by side, times a matrix (p + k, q)."""
@@ -518,6 +553,8 @@ class ScoreAndInformation:
         of rare sizes are ordinary, so groups are examined under every policy.
     own : bool
         The site releases numbers of its own, which no mask hides.
+    among : (n,) array of int, optional
+        Which rows of the table they are; without them the terms of the sums are not examined.
     """
 
     rows: object
@@ -528,6 +565,7 @@ class ScoreAndInformation:
     groups: bool = False
     kind: str = ""
     own: bool = False
+    among: Ints | None = None
 
     @property
     def largest(self) -> float:
@@ -582,11 +620,14 @@ class OwnFit:
         Distinct numbers in the release.
     sums : ColumnSums
     instead : callable
+    weighted : ScoreAndInformation, optional
+        The sums of which the information is made, if their weights depend on coefficients.
     """
 
     numbers: int
     sums: ColumnSums
     instead: InsteadOfFit
+    weighted: ScoreAndInformation | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

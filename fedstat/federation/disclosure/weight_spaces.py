@@ -223,6 +223,10 @@ class Expressions:
             out |= self._new(rest, np.flatnonzero(rest))
         return out
 
+    def pattern(self, x: Floats) -> Polynomial:
+        """Return a column that follows from those of few values, however many values it has."""
+        return {((self._pattern(x),), ()): 1.0} if x.any() else {}
+
     def is_indicator(self, x: Polynomial) -> bool:
         """Return whether a column is zero or one in every row."""
         return len(x) == 1 and all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
@@ -135,6 +136,8 @@ class EpochVectors:
     """
 
     decay: float
+    last_is_of_response: ClassVar[bool] = True
+    """Columns alone are multiplied with these vectors, and with a second one times the response."""
 
     def __call__(self, rows: Rows, points: Floats, distribution: DistributionSpec) -> Floats:
         """Return the vectors (m, k R) at R paths, (E p, R), each E coefficients one after the other."""

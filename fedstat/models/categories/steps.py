@@ -203,6 +203,17 @@ class CategoryBlock(facts.RowBlock):
         """Columns of the design, a constant among them."""
         return self.rows.X
 
+    @property
+    def levels(self) -> Floats:
+        """Category of the response."""
+        return self.rows.y[:, None].astype(np.float64)
+
+    def terms(self, point: tuple[bytes, Any]) -> list[facts.RowTerms]:
+        """Terms of the sums at a point: products of two columns for second derivatives only."""
+        X, weights = self.columns, self.vectors((point,))
+        single = weights.shape[1] if point[1] else len(point[0]) // (8 * X.shape[1])
+        return [facts.alone(X, weights[:, :single]), facts.RowTerms(X, weights[:, single:], X)]
+
     def vectors(self, points: tuple[tuple[bytes, Any], ...]) -> Floats:
         """Vectors by which columns are multiplied at points, (m, k)."""
         found = []
@@ -268,7 +279,9 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     state.report(
         NO_MEANS,
         facts.WorkingWeights(lambda: site.weights(own, True)),
-        facts.ScoreAndInformation(site.opened, site.n, site.key_of(own, True), site.blocks),
+        facts.ScoreAndInformation(
+            site.opened, site.n, site.key_of(own, True), site.blocks, among=site.opened.places
+        ),
     )
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
     first, second = zip(*(rows.effects(B) for rows in site.chunks()), strict=True)

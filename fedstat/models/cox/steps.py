@@ -10,7 +10,13 @@ import numpy as np
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import LevelRowCounts, RowGroups, ScoreAndInformation, WorkingWeights
+from fedstat.federation.disclosure.facts import (
+    LevelRowCounts,
+    RowGroups,
+    RowTerms,
+    ScoreAndInformation,
+    WorkingWeights,
+)
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -18,7 +24,7 @@ from fedstat.kernels.clusters import Margins
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
 from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.rows import NOTHING_SUMMED, summed
-from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, RowTerms, SiteSums, own_part
+from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, SiteSums, own_part
 from fedstat.models.rows.steps import enter_steps, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -223,7 +229,9 @@ class SiteRisks(Objective):
         def weights(point: tuple[bytes, tuple[str, ...]]) -> Floats:
             return np.column_stack(self.factors(np.frombuffer(point[0]), point[1]))
 
-        yield RowsWithWeights(weights, np.column_stack([np.ones(self.n), self.rows[1]]), slice(None))
+        table, X, _ = self.rows
+        times = np.column_stack([table.start, table.stop, table.event, table.stratum])
+        yield RowsWithWeights(weights, np.column_stack([np.ones(self.n), X]), slice(None), times, single=1)
 
     def facts_of(
         self, own: Floats, transforms: tuple[str, ...] = ()
@@ -232,7 +240,7 @@ class SiteRisks(Objective):
         point = self.key_of(own, transforms)
         return (
             WorkingWeights(lambda: np.abs(self.factors(own, transforms)[1:])),
-            ScoreAndInformation(self.opened, self.n, point, self.blocks),
+            ScoreAndInformation(self.opened, self.n, point, self.blocks, among=self.opened.places),
         )
 
     @property

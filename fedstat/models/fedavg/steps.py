@@ -83,7 +83,9 @@ class DescentRows:
             return AT_THE_START
         view = EpochVectors(1.0 - options.learning_rate * options.mu)
         point = (kind, np.concatenate(path).tobytes(), view)
-        means = facts.ScoreAndInformation(self.opened, len(self.rows), point, lambda: self.blocks)
+        means = facts.ScoreAndInformation(
+            self.opened, len(self.rows), point, lambda: self.blocks, among=self.opened.places
+        )
 
         def each() -> Floats:
             return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])

@@ -17,6 +17,8 @@ from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ColumnSums,
     OutcomeCounts,
+    RowTerms,
+    ScoreAndInformation,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
@@ -37,7 +39,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import FitRows, Place, RowTerms, own_part, standard_place
+from fedstat.models.rows.objective import FitRows, Place, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -178,6 +180,11 @@ class SiteClusters(FitRows):
     def column_sums(self) -> ColumnSums:
         """Functions of columns whose products the fit of these rows would reveal."""
         return self.model.column_sums
+
+    @property
+    def own_weighted(self) -> ScoreAndInformation | None:
+        """Score and information of independent rows."""
+        return self.model.own_weighted
 
     @property
     def own_numbers(self) -> int:

@@ -19,6 +19,7 @@ from fedstat.federation.design.horizontal_steps import (
     rows_of,
 )
 from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.facts import RowTerms
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
@@ -54,7 +55,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
-from fedstat.models.rows.objective import Facts, PredictorObjective, RowTerms, own_part, standard_place
+from fedstat.models.rows.objective import Facts, PredictorObjective, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -147,6 +148,11 @@ class SiteModel(PredictorObjective):
         """Coefficients, information, sum of squares; with least squares it has the columns' moments."""
         moments = 0 if self.distribution.least_squares else 2 * (self.p - 1)
         return self.p * (self.p + 3) // 2 + 1 + moments
+
+    @property
+    def constant_weights(self) -> bool:
+        """Whether the fit is least squares."""
+        return self.distribution.least_squares
 
     @property
     def own_shapes(self) -> dict[str, tuple[int, ...]]:

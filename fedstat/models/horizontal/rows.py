@@ -16,10 +16,19 @@ from fedstat.federation.design.formula.expression import parse_expression, quote
 from fedstat.federation.design.formula.syntax_tree import Arithmetic, Column
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
-from fedstat.federation.disclosure.facts import RowBlock, ScoreAndInformation, WorkingWeights
+from fedstat.federation.disclosure.facts import RowBlock, RowTerms, ScoreAndInformation, WorkingWeights
 from fedstat.federation.message import ArrayDeclaration, aggregate, control
 from fedstat.kernels.glm.distributions import LOGIT, DistributionSpec
-from fedstat.kernels.glm.sums import Rows, Sums, check_response, mean_vectors, row_weights, times_means
+from fedstat.kernels.glm.sums import (
+    Rows,
+    Sums,
+    check_response,
+    linear_predictor,
+    mean_vectors,
+    row_means,
+    row_weights,
+    times_means,
+)
 from fedstat.typing import Array, Floats
 
 SUMS = (*OPEN_ROWS, WorkingWeights, ScoreAndInformation)
@@ -110,6 +119,33 @@ class RowsAtPoints(RowBlock):
             [view(self.rows, beta, distribution) for view, distribution, beta in by_distribution(points)]
         )
 
+    def terms(self, point: Any) -> list[RowTerms]:
+        """Terms of score and information at a point; other vectors weigh columns, or products of two."""
+        rows, X, one = self.rows, self.columns, np.ones((len(self.rows), 1))
+        distribution, beta = point[0], _coefficients(point)
+        if len(point) > 2:
+            vectors = self.vectors((point,))
+            if getattr(point[2], "last_is_of_response", False):  # vectors of epochs, which weigh no products
+                of_means, of_response = vectors[:, :1], vectors[:, 1:]
+                return [RowTerms(X, of_means, one), RowTerms(X, of_response, one, rows.y)]
+            return [RowTerms(X, vectors, X)]
+        if distribution.canonical:
+            both = mean_vectors(rows, beta[:, None], distribution)
+            return [RowTerms(X, both[:, :1], one), RowTerms(X, both[:, -1:], X)]
+        with np.errstate(all="ignore"):
+            at = row_means(rows, distribution, linear_predictor(rows, beta))
+            # Score and observed information are linear in the response.
+            score, information = at.weight / at.slope / at.V, at.weight * at.expected
+            start = information * at.curvature(np.zeros(len(rows)))
+            slope = information * at.curvature(np.ones(len(rows))) - start
+        known = np.column_stack([information, start])
+        return [
+            RowTerms(X, (score * at.mu)[:, None], one),
+            RowTerms(X, score[:, None], one, rows.y),
+            RowTerms(X, known, X),
+            RowTerms(X, slope[:, None], X, rows.y),
+        ]
+
     def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
         kinds = by_distribution(points)
@@ -156,7 +192,9 @@ def answered_at(
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
-    means = NO_MEANS if distribution.least_squares else ScoreAndInformation(opened, n, point, parts, known)
+    means = NO_MEANS
+    if not distribution.least_squares:
+        means = ScoreAndInformation(opened, n, point, parts, known, among=opened.places)
     if sums is None:
         return NO_MEANS, WorkingWeights(each, instead=instead), means
     if not np.isfinite(sums.deviance):  # where a mean is outside the family's domain nothing is summed
@@ -191,7 +229,7 @@ def weighted_by(
 
     point = (distribution, np.asarray(beta, dtype=float).tobytes(), vectors)
     parts = partial(blocks_of, opened, chunks)
-    return WorkingWeights(each, flat=flat), ScoreAndInformation(opened, n, point, parts)
+    return WorkingWeights(each, flat=flat), ScoreAndInformation(opened, n, point, parts, among=opened.places)
 
 
 def blocks_of(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:

@@ -21,7 +21,13 @@ from fedstat.federation.design.horizontal_steps import (
     translation,
 )
 from fedstat.federation.design.site_rows import INTERCEPT, CompleteRows
-from fedstat.federation.disclosure.facts import ClusterCounts, RowBlock, ScoreAndInformation, WorkingWeights
+from fedstat.federation.disclosure.facts import (
+    ClusterCounts,
+    RowBlock,
+    RowTerms,
+    ScoreAndInformation,
+    WorkingWeights,
+)
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -50,7 +56,7 @@ from fedstat.models.horizontal.clusters import (
 from fedstat.models.horizontal.rows import NO_MEANS, RowsAtPoints, glm_rows, require_response, summed
 from fedstat.models.horizontal.variable_changes import sum_changes_of
 from fedstat.models.margins import ChangesRequest, MeanJet
-from fedstat.models.rows.objective import Facts, RowTerms
+from fedstat.models.rows.objective import Facts
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -334,6 +340,12 @@ class MixedRows:
             return sums, np.log(weight).sum()
 
         return self.keep(f"products {center.tobytes().hex()} {last}", compute)  # type: ignore[no-any-return]
+
+    def places_by_group(self) -> Ints:
+        """Return the places of the rows in the table, in the order of the groups."""
+        places = self.opened.places
+        order = np.argsort(self.levels[0].code, kind="stable")
+        return places[order] if len(places) == len(order) else places
 
     def by_group(self) -> GroupedRows:
         """Return rows, effects and constants of the likelihood in the order of the groups."""
@@ -847,7 +859,9 @@ def means_at(
         WorkingWeights(
             lambda: rows.w * row_weights(site.request.distribution, at.shape, rows.y, means), instead=instead
         ),
-        ScoreAndInformation(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
+        ScoreAndInformation(
+            site.opened, site.n, at.key, lambda: iter([block]), groups=True, among=site.places_by_group()
+        ),
     )
 
 

@@ -24,6 +24,7 @@ import pandas as pd
 from fedstat.errors import MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, translation
 from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.facts import RowTerms
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.kernels.categories import moved
@@ -43,23 +44,6 @@ def own_part(
 ) -> ArrayDeclaration:
     """Declare an array of a site's own fit."""
     return aggregate(f"site's own fit: {what}", ndim, behind=(*behind, facts.OwnFit), optional=optional)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowTerms:
-    """A sum over rows: ``left' diag(w) right`` for each column w of the weights.
-
-    Released sums are made of these. `left` (n, a) and `right` (n, b) are quantities of the rows, and
-    `weights` (n, k) depend on the parameters.
-    """
-
-    left: Floats
-    weights: Floats
-    right: Floats
-
-    def sums(self) -> Floats:
-        """Add up the rows: (k, a, b)."""
-        return np.array([self.left.T @ (column[:, None] * self.right) for column in self.weights.T])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +80,26 @@ class RowsWithWeights(facts.RowBlock):
     weights: Callable[[Any], Floats]
     X: Floats
     rows: slice
+    further: Floats | None = None
+    """Columns other than those of the design on which the weights depend, (n, l)."""
+    single: int = 0
+    """The first of the weights, which columns alone are multiplied with, and no products of them."""
 
     @property
     def columns(self) -> Floats:
         """Columns of the design, and a constant."""
         return self.X[self.rows]
+
+    @property
+    def levels(self) -> Floats:
+        """Further columns on which the weights depend."""
+        return self.X[self.rows, :0] if self.further is None else self.further[self.rows]
+
+    def terms(self, point: Any) -> list[facts.RowTerms]:
+        """Terms of the sums at a point."""
+        X, weights = self.columns, self.vectors((point,))
+        one, other = weights[:, : self.single], weights[:, self.single :]
+        return [facts.alone(X, one), facts.RowTerms(X, other, X)]
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Weights of the rows at points, (m, k)."""
@@ -152,6 +151,11 @@ class FitRows(ABC):
     @abstractmethod
     def own_numbers(self) -> int:
         """Distinct numbers in the fit of the site's rows alone."""
+
+    @property
+    def own_weighted(self) -> facts.ScoreAndInformation | None:
+        """Sums of the own fit with weights that depend on coefficients; None if it has none."""
+        return None
 
     @property
     @abstractmethod
@@ -280,6 +284,11 @@ class Objective(FitRows):
         yield RowsWithWeights(lambda key: self.vectors(np.frombuffer(key)), X, slice(None))
 
     @property
+    def constant_weights(self) -> bool:
+        """Whether the weights of rows depend on no parameters."""
+        return False
+
+    @property
     def first(self) -> Floats:
         """Parameters (q,) at which the fit of the site's rows starts: without effects."""
         return np.zeros(len(self.known))
@@ -293,6 +302,14 @@ class Objective(FitRows):
     def own_columns(self) -> dict[str, Array]:
         """How the site standardized its columns, which it releases with its own fit."""
         return {"columns": self.opened.own}
+
+    @property
+    def own_weighted(self) -> facts.ScoreAndInformation | None:
+        """Score and information, unless their weights do not depend on coefficients."""
+        if self.constant_weights:
+            return None
+        key = self.key_of(self.first)
+        return facts.ScoreAndInformation(self.opened, self.n, key, self.blocks, among=self.opened.places)
 
     @property
     def own_numbers(self) -> int:
@@ -336,7 +353,9 @@ class Objective(FitRows):
         return (
             NO_MEANS,  # if weights allow another release only
             facts.WorkingWeights(lambda: self.weights(own), sums.spread, instead, sums.flat),
-            facts.ScoreAndInformation(self.opened, self.n, self.key_of(own), self.blocks),
+            facts.ScoreAndInformation(
+                self.opened, self.n, self.key_of(own), self.blocks, among=self.opened.places
+            ),
         )
 
     def products_at(self, own: Floats) -> Iterator[facts.SummedProducts]:

@@ -65,7 +65,7 @@ def enter_start(kind: type[FitRows]) -> None:
             arrays = {name: np.zeros(shape) for name, shape in site.own_shapes.items()}
             return arrays, json.dumps({"problem": problem})
 
-        state.report(OwnFit(site.own_numbers, site.column_sums, instead))
+        state.report(OwnFit(site.own_numbers, site.column_sums, instead, site.own_weighted))
         arrays, problem = site.fit_own()
         if problem:
             state.report(OwnFitProblem(problem, site.key, instead))

@@ -49,7 +49,7 @@ ORDER = {
         "check_plan_kept",
     ],
 }
-NOT_TOLD = {"FormulaFactor", "RowBlock"}
+NOT_TOLD = {"FormulaFactor", "RowBlock", "RowTerms"}
 """Parts of facts."""
 
 

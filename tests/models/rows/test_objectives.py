@@ -17,7 +17,7 @@ from fedstat.federation.message import Request, pack_request
 from fedstat.kernels.glm.effects import outer_products
 from fedstat.models.glm.steps import SiteModel
 from fedstat.models.rows import steps
-from fedstat.models.rows.objective import OBJECTIVES, RowTerms, standard_place
+from fedstat.models.rows.objective import OBJECTIVES, standard_place
 
 RNG = np.random.default_rng(4)
 N = 240

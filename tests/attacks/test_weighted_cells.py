@@ -1,0 +1,132 @@
+"""Sums with weights that depend on coefficients: cells of few rows, and the predictor of a single row.
+
+A logistic model of a column of few values has sums at several points, whose weights are functions of this
+column. Together they are the sums over each value. With a column of many values as well, the sum of the
+weights over one row reveals the predictor of this row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from attacker.attack import Campaign, attack
+from attacker.oracle import singled_out
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.federation.disclosure import weighted_sums
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STRICT = replace(fs.Policy.strict(), reasons="sent")
+LOGIT, PROBIT, POISSON = sm.families.Binomial(), sm.families.Binomial(sm.families.links.Probit()), sm.families.Poisson()
+GAMMA = sm.families.Gamma(sm.families.links.Log())
+CELLS = "the weighted sums at these coefficients"
+POINTS = 4
+
+
+def site(seed: int, top: int, apart: int = 9) -> pd.DataFrame:
+    """A score s that is 10 in `top` rows, and a = 1 with b = 0 in `apart` rows."""
+    rng = np.random.default_rng(seed)
+    n = 120
+    a, b, s = (rng.random(n) < 0.5) * 1.0, (rng.random(n) < 0.5) * 1.0, rng.integers(0, 6, n) * 1.0
+    b[np.flatnonzero((a == 1.0) & (b == 0.0))[apart:]] = 1.0
+    s[:top] = 10.0
+    z = rng.normal(10.0, 2.0, n).round(6)
+    e = (rng.random(n) < 1.0 / (1.0 + np.exp(10.0 - z))) * 1.0
+    e[:top] = np.arange(top) % 2  # both outcomes
+    return pd.DataFrame({
+        "a": a, "b": b, "s": s, "z": z, "e": e, "y": rng.gamma(2.0, np.exp(z / 10.0)).round(6),
+        "c": rng.poisson(2.0, n) * 1.0, "x": rng.integers(0, 3, n), "t": rng.exponential(size=n).round(6) + 0.1,
+        "d": rng.integers(1, 13, n) * 1.0,
+    })  # fmt: skip
+
+
+def pooled(top: int = 0, apart: int = 9, policy: fs.Policy = STRICT) -> fs.ClientPartition:
+    frame = pd.concat([site(seed, top, apart).assign(hospital=f"H{seed}") for seed in range(3)])
+    return fs.ClientPartition.from_frame(frame.reset_index(drop=True), by="hospital", policy=policy)
+
+
+def glm(formula, family):
+    return lambda partition: fs.FederatedGLM.from_formula(formula, partition, family=family).fit()
+
+
+def model(kind, formula, **options):
+    return lambda partition: getattr(fs, kind).from_formula(formula, partition, **options).fit()
+
+
+FITS = {
+    "logit": glm("e ~ s", LOGIT),
+    "logit of a square": glm("e ~ s + I(s**2)", LOGIT),
+    "counts": glm("c ~ s", POISSON),
+    "responses of many values": glm("y ~ s", GAMMA),
+    "survival": model("FederatedCox", "Surv(d, e) ~ s"),
+    "ordinal": model("FederatedOrdinal", "x ~ s"),
+    "multinomial": model("FederatedMultinomial", "C(x) ~ s"),
+}
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("top", [0, 1, 2])
+def test_points_of_a_fit_do_not_single_out_a_value(fit, top):
+    partition = pooled(top)
+    if not top:
+        FITS[fit](partition)
+        return
+    with pytest.raises(PolicyError, match=r"fewer than 3 rows|in no row or in at least 3"):
+        FITS[fit](partition)
+
+
+def test_without_the_check_the_points_of_a_fit_single_out_a_value(monkeypatch):
+    monkeypatch.setattr(weighted_sums, "check_cells", lambda *args: None)
+    FITS["logit of a square"](pooled(1))
+    frame = site(0, 1)
+    X = np.column_stack([frame.s**0, frame.s, frame.s**2])
+    beta, terms = np.zeros(3), []
+    for _ in range(POINTS):
+        mu = 1.0 / (1.0 + np.exp(-X @ beta))
+        W = mu * (1.0 - mu)
+        terms += [X[:, i] * X[:, j] * W for i in range(3) for j in range(3)]
+        beta = beta + np.linalg.solve(X.T @ (X * W[:, None]), X.T @ (frame.e - mu))
+    assert singled_out([np.column_stack(terms)] * 3, 3) == [(0,)]
+
+
+def test_the_refusal_names_the_weighted_sums():
+    with pytest.raises(PolicyError, match=CELLS):
+        FITS["logit of a square"](pooled(1))
+
+
+def test_a_combination_of_levels_that_a_model_counts_is_no_finding():
+    """The count of a = 1, b = 0 follows from those of the levels, with and without weights."""
+    result = glm("e ~ a + b", LOGIT)(pooled(apart=1))
+    frame = pd.concat([site(seed, 0, 1) for seed in range(3)])
+    reference = sm.GLM(frame.e, sm.add_constant(frame[["a", "b"]]), family=LOGIT).fit()
+    np.testing.assert_allclose(result.params, reference.params, rtol=1e-6)
+
+
+def test_outcomes_by_value_follow_from_another_link():
+    """With a link that is not canonical, the response is summed with other weights at each point."""
+    frame = pooled(4)
+    glm("e ~ s", LOGIT)(frame)
+    with pytest.raises(PolicyError, match=CELLS):
+        glm("e ~ s", PROBIT)(frame)
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2, 3])
+def test_a_site_shows_no_fit_with_the_weight_of_few_rows(apart):
+    """The weights of one row at the site's own coefficients reveal its predictor, and so z."""
+    policy = replace(STRICT, min_own_rows=0)
+    result = glm("e ~ a + b + z", LOGIT)(pooled(apart=apart, policy=policy))
+    few = 0 < apart < STRICT.min_level_count
+    assert bool(result.site_estimates.isna().to_numpy().all()) == few
+    assert ("few rows have a combination of levels" in " ".join(result.summary().notes)) == few
+
+
+def test_the_sequence_of_the_campaign_is_refused():
+    campaign = Campaign()
+    assert not attack(90194, campaign)
+    assert campaign.refused == 3
