@@ -23,7 +23,11 @@ from fedstat.federation.disclosure import weighted_sums
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 STRICT = replace(fs.Policy.strict(), reasons="sent")
-LOGIT, PROBIT, POISSON = sm.families.Binomial(), sm.families.Binomial(sm.families.links.Probit()), sm.families.Poisson()
+LOGIT, PROBIT, POISSON = (
+    sm.families.Binomial(),
+    sm.families.Binomial(sm.families.links.Probit()),
+    sm.families.Poisson(),
+)
 GAMMA = sm.families.Gamma(sm.families.links.Log())
 CELLS = "the weighted sums at these coefficients"
 POINTS = 4
@@ -41,7 +45,7 @@ def site(seed: int, top: int, apart: int = 9) -> pd.DataFrame:
     e[:top] = np.arange(top) % 2  # both outcomes
     return pd.DataFrame({
         "a": a, "b": b, "s": s, "z": z, "e": e, "y": rng.gamma(2.0, np.exp(z / 10.0)).round(6),
-        "c": rng.poisson(2.0, n) * 1.0, "x": rng.integers(0, 3, n), "t": rng.exponential(size=n).round(6) + 0.1,
+        "c": rng.poisson(2.0, n) * 1.0, "x": rng.integers(0, 3, n),
         "d": rng.integers(1, 13, n) * 1.0,
     })  # fmt: skip
 
@@ -124,6 +128,23 @@ def test_a_site_shows_no_fit_with_the_weight_of_few_rows(apart):
     few = 0 < apart < STRICT.min_level_count
     assert bool(result.site_estimates.isna().to_numpy().all()) == few
     assert ("few rows have a combination of levels" in " ".join(result.summary().notes)) == few
+
+
+def test_all_other_sites_read_the_predictor_of_one_row():
+    """The information at the estimate, less the parts of other sites, has the weight of a row by itself."""
+    result = glm("e ~ a + b + z", LOGIT)(pooled(apart=1))
+    beta, information = result.params.to_numpy(), np.linalg.inv(result.cov_params().to_numpy())
+    for seed in (1, 2):
+        other = site(seed, 0, 1)
+        X = sm.add_constant(other[["a", "b", "z"]]).to_numpy()
+        mu = 1.0 / (1.0 + np.exp(-X @ beta))
+        information -= X.T @ (X * (mu * (1.0 - mu))[:, None])
+    weight = information[1, 1] - information[1, 2]  # of the row with a = 1, b = 0
+    eta = np.arccosh(1.0 / (2.0 * weight) - 1.0)
+    found = (np.array([-eta, eta]) - beta[0] - beta[1]) / beta[3]
+    table = site(0, 0, 1)
+    (z,) = table.z[(table.a == 1.0) & (table.b == 0.0)]
+    assert np.abs(found - z).min() < 1e-4
 
 
 def test_the_sequence_of_the_campaign_is_refused():

@@ -36,7 +36,7 @@ from fedstat.federation.disclosure.request_checks import (
     check_sampled_sites,
 )
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.disclosure.weighted_sums import check_unknown_weights, check_weighted_sums
+from fedstat.federation.disclosure.weighted_sums import check_weighted_sums, unknown_weights_problem
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.table import LabeledTable
@@ -270,12 +270,10 @@ def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:
         raise AlternativeReply(*fact.instead(problem))
     if fact.weighted is None:
         return
-    try:
-        check_unknown_weights(data, fact.weighted)
-    except PolicyError as error:
+    if (error := unknown_weights_problem(data, state, fact.weighted)) is not None:
         found = facts.OwnFitProblem(str(error), fact.sums.weights, fact.instead)
         check_own_fit_problem(data, state, found)
-        raise AlternativeReply(*fact.instead("not shown: few rows have a combination of levels")) from None
+        raise AlternativeReply(*fact.instead("not shown: few rows have a combination of levels"))
 
 
 def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProblem) -> None:

@@ -51,7 +51,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
         "No sum of a column, or of a product of columns, over 1 to {below_level} rows, and no combination of "
         "such sums over groups, levels and columns of few values. This check includes all earlier analyses, "
-        "tables and curves. It does not include the weights of an iterated fit.",
+        "tables and curves. It includes the weights of an iterated fit where few combinations of values "
+        "decide them.",
         "Between two sites, one row can be nearly all of a product, because no site knows the values of the "
         "other. Only the number of rows is limited.",
         "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
@@ -96,6 +97,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "is the part of the last site.",
         "For survival curves, if all other sites collude with the coordinator: in which interval of time "
         "each row of a site left. In these counts a part of a site may be a single row.",
+        "In an iterated fit with a column of many values, if all other sites collude with the coordinator: "
+        "the linear predictor of 1 to {below_level} rows that have neither of two levels, and from this "
+        "their values of that column.",
         "If a third of at least 14 sites collude with the coordinator: sums over some of the other sites, "
         "in one of 100 million key agreements.",
         "If it colludes with the coordinator: sums of products of its own columns with a column of another "

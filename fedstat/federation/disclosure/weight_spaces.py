@@ -25,6 +25,7 @@ rows can be singled out.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,12 @@ NEW_ON_ROWS = 1e-3
 """Length of what allowed combinations leave of one on the same rows, above which it is another one."""
 ISOLATED = 1e-4
 """How much less than one the share may be of a combination that a group of rows holds alone."""
+DEPENDENT = 1e-14
+"""Eigenvalue of cross-products of columns of length one that is zero but for rounding."""
+MOST_SHARE = 0.9
+"""Share in a combination, times persons, below which a group of rows does not hold it alone."""
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Shifts and factors of SplitMix64 (Steele, Lea and Flood 2014)."""
 MOST_PRODUCTS = 1200
 """Products of columns of few values above which counts enter by column, and not by pairs of columns."""
 MOST_GROUPS = 400
@@ -550,27 +557,31 @@ def _isolated_in(
     tolerated: Collection[int],
 ) -> list[int]:
     used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
-    values, inverse = np.unique(spaces.patterns[:, used], axis=0, return_inverse=True)
+    columns = [np.ascontiguousarray(spaces.patterns[:, i]) for i in used]
+    first_with, inverse = np.unique(_row_hash(columns, len(spaces.patterns)), True, True)[1:]
+    values = spaces.patterns[np.ix_(first_with, used)]
     cell = inverse.ravel()[spaces.cells]
     entry, size, unit, persons_of = _entries(cell, len(values), persons)
     there: Bools = np.asarray(values.any(axis=1))
     small = (persons_of[unit] <= few) & there[entry]
     if not small.any():
         return []
-    place = {i: k for k, i in enumerate(used)}
+    held = {i: column[first_with] for i, column in zip(used, columns, strict=True)}
     quantities = {a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))}
     E, Q = len(entry), len(quantities)
     sums = np.zeros((Q, len(values), len(members)))
     for column, k in enumerate(members):
         for (p, a), value in spaces.sums[k].items():
-            sums[quantities[a], :, column] += value * np.prod(values[:, [place[i] for i in p]], axis=1)
+            sums[quantities[a], :, column] += value * math.prod(held[i] for i in p)
     M: Floats = sums[:, entry] * np.sqrt(size)[:, None]
-    if () in quantities:
+    if () in quantities and len(unit) != len(persons_of):
         # A count says nothing of a person of whom all versions of a record count alike.
         first_of, totals = np.unique(unit, return_index=True)[1], np.zeros((len(persons_of), len(members)))
         np.add.at(totals, unit, sums[quantities[()], entry] * size[:, None])
         M[quantities[()]] = 0.0
         M[quantities[()], first_of] = totals[unit[first_of]] / np.sqrt(size[first_of])[:, None]
+    if _have_small_shares(M, unit, small, few):
+        return []
     M = M.reshape(Q * E, -1)
     known = np.array([k < first for k in members])
     U, new = _basis(M, known)
@@ -607,6 +618,36 @@ def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floa
     return entry, size.astype(np.float64), unit.ravel(), own
 
 
+def _row_hash(columns: Sequence[Floats], n: int) -> Array:
+    """Return numbers that agree where all columns (n,) do, and differ elsewhere but by a chance of 2^-64."""
+    out = np.zeros(n, dtype=np.uint64)
+    for column in columns:
+        out += (column + 0.0).view(np.uint64)
+        for shift, factor in MIXING:
+            out ^= out >> np.uint64(shift)
+            out *= np.uint64(factor)
+        out ^= out >> np.uint64(31)
+    return out
+
+
+def _have_small_shares(M: Floats, unit: Ints, small: Bools, few: int) -> bool:
+    """Return whether no unit of few persons has a large share of a combination of columns, (Q, E, d).
+
+    Cross-products decide it, unless columns nearly depend on each other.
+    """
+    M = M.reshape(-1, M.shape[2])
+    length = np.linalg.norm(M, axis=0)
+    M = M[:, length > 0.0]
+    size = length[length > 0.0]
+    values, vectors = np.linalg.eigh(M.T @ M / np.outer(size, size))
+    there = values > NEW_DIRECTION**1.5
+    if (values[~there] > DEPENDENT).any():
+        return False
+    U = M @ (vectors[:, there] / np.sqrt(values[there]) / size[:, None])
+    share = np.bincount(np.tile(unit, len(M) // len(unit)), np.einsum("er,er->e", U, U))
+    return bool(share[unit[small]].max() < MOST_SHARE / few)
+
+
 def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:
     """Return orthonormal columns that span those of M (m, d), known ones first, and how many are known."""
     length = np.linalg.norm(M, axis=0)
@@ -633,8 +674,7 @@ def _isolating(
 
     Combinations of the `allowed` ones, (Q, E, s) each, do not count.
     """
-    share = np.zeros(len(persons))
-    np.add.at(share, unit, np.einsum("qer,qer->e", U, U))
+    share = np.bincount(unit, np.einsum("qer,qer->e", U, U), len(persons))
     units = np.unique(unit[small])
     units = units[share[units] > ISOLATED]
     seeds = units[share[units] >= (1.0 - ISOLATED) / few]
@@ -659,8 +699,8 @@ def _partners(U: Floats, unit: Ints, units: Ints, seed: int, persons: Floats, fe
     if persons[seed] >= few:
         return []
     own = U[:, unit == seed].reshape(-1, U.shape[2])
-    coupling = np.zeros(len(persons))
-    np.add.at(coupling, unit, np.einsum("qes,qes->e", *(2 * [np.einsum("qer,sr->qes", U, own)])))
+    both = np.einsum("qer,sr->qes", U, own)
+    coupling = np.bincount(unit, np.einsum("qes,qes->e", both, both), len(persons))
     coupling[seed] = -1.0
     near = units[np.argsort(-coupling[units], kind="stable")]
     return [u for u in near.tolist() if u != seed and persons[u] + persons[seed] <= few][:MOST_PARTNERS]

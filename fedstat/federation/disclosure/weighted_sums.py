@@ -36,7 +36,7 @@ from fedstat.federation.disclosure.weight_spaces import (
 )
 from fedstat.typing import Floats, Ints
 
-CELLS_KEY = "cells of linear predictors"
+CELLS_KEY, UNKNOWN_KEY = "cells of linear predictors", "products with other weights"
 REMEDY = "Merge levels, or leave a term out"
 NAME = "the weighted sums at these coefficients"
 NEW_WEIGHTS = 1e-9
@@ -164,11 +164,9 @@ def check_weighted_sums(data: SiteData, state: State, fact: ScoreAndInformation)
             found[one.times is not None].append(weights)
         response = response if one.times is None else one.times
     if not is_known and not kept.unknown:
-        try:
-            check_unknown_weights(data, fact)
-        except PolicyError:
-            if not masked_among_the_same(data, state.masked_among):
-                raise
+        problem = unknown_weights_problem(data, state, fact)
+        if problem is not None and not masked_among_the_same(data, state.masked_among):
+            raise problem
         kept = replace(kept, unknown=True)
     new = {key: kept.added(np.hstack(several), key) for key, several in found.items() if several}
     if any(one.shape[1] for one in new.values()):
@@ -208,14 +206,21 @@ def check_cells(
     check_sums(data, express, REMEDY)
 
 
-def check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
-    """Require that products of columns of few values, with weights of many values, single out no few rows.
+def unknown_weights_problem(data: SiteData, state: State, fact: ScoreAndInformation) -> PolicyError | None:
+    """Return why products of columns of few values, with weights of many values, single out few rows."""
+    if UNKNOWN_KEY in state and state.look_at(UNKNOWN_KEY)[0] is fact.rows:
+        found: PolicyError | None = state.look_at(UNKNOWN_KEY)[1]
+        return found
+    found = None
+    try:
+        _check_unknown_weights(data, fact)
+    except PolicyError as problem:
+        found = problem
+    state.keep(UNKNOWN_KEY, (fact.rows, found))
+    return found
 
-    Raises
-    ------
-    PolicyError
-        Names the rule and a remedy.
-    """
+
+def _check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
     if data.policy.products == "any" or data.policy.min_level_count < 2 or fact.among is None:
         return
     if len(fact.among) != fact.n or all(
