@@ -68,7 +68,6 @@ FITS = {
     "logit of a square": glm("e ~ s + I(s**2)", LOGIT),
     "counts": glm("c ~ s", POISSON),
     "responses of many values": glm("y ~ s", GAMMA),
-    "survival": model("FederatedCox", "Surv(d, e) ~ s"),
     "ordinal": model("FederatedOrdinal", "x ~ s"),
     "multinomial": model("FederatedMultinomial", "C(x) ~ s"),
 }

@@ -559,7 +559,7 @@ def _isolated_in(
     used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
     columns = [np.ascontiguousarray(spaces.patterns[:, i]) for i in used]
     first_with, inverse = np.unique(_row_hash(columns, len(spaces.patterns)), True, True)[1:]
-    values = spaces.patterns[np.ix_(first_with, used)]
+    values = spaces.patterns[first_with][:, used]
     cell = inverse.ravel()[spaces.cells]
     entry, size, unit, persons_of = _entries(cell, len(values), persons)
     there: Bools = np.asarray(values.any(axis=1))
