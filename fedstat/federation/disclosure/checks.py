@@ -14,8 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from fedstat.errors import ConsentError, DisclosureError, PolicyError, Remedy, SessionError
-from fedstat.federation.audit.event_log import SessionChain, Subject
+from fedstat.errors import (
+    ConsentError,
+    DisclosureError,
+    MessageError,
+    PolicyError,
+    Remedy,
+    SecurityError,
+    SessionError,
+)
+from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, Subject
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
 from fedstat.federation.disclosure.column_sums import check_column_sums, own_fit_problem
@@ -35,7 +43,7 @@ from fedstat.federation.disclosure.request_checks import (
     check_request,
     check_sampled_sites,
 )
-from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.disclosure.state import SESSION_END_REASONS, SiteData, State
 from fedstat.federation.disclosure.weighted_sums import check_weighted_sums, unknown_weights_problem
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable
@@ -131,6 +139,65 @@ class RequestContext:
 
 
 Check: TypeAlias = Callable[[RequestContext], None]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Admission: to whom a message belongs, before its session is read.
+
+FOREIGN_SESSION = (
+    "another coordinator, person or study began this session. Make the model again with from_formula, and do "
+    "not change person, study or purpose of a partition"
+)
+
+
+def is_foreign(data: SiteData, request: Request, client: str) -> bool:
+    """Return whether another client, person or study opened the session of a request."""
+    chain = data.site_ledger.find(request.session) if request.session else None
+    stated = request.purpose
+    who = (client, stated.person, stated.study, stated.purpose)
+    return chain is not None and bool(chain.entries) and chain.subject.who not in (NO_SUBJECT.who, who)
+
+
+def check_address(data: SiteData, request: Request, client: str) -> None:
+    """Require a message to this site."""
+    if request.site != data.name:
+        raise MessageError(f"{data.name}: received a message that is addressed to '{request.site}'")
+
+
+def check_session_owner(data: SiteData, request: Request, client: str) -> None:
+    """Require the client, person and study that opened the session."""
+    if is_foreign(data, request, client):
+        raise SecurityError(f"{data.name}: {FOREIGN_SESSION}")
+
+
+def check_turn(data: SiteData, request: Request, client: str) -> None:
+    """Answer no request twice, and none of a session whose requests are partly unknown here."""
+    if request.turn is None:
+        return
+    ledger, session = data.site_ledger, request.session
+    seen, resumed = ledger.rounds(session), ledger.resumed(session)
+    if request.turn > seen + 1 or (resumed and request.turn == seen):
+        raise SessionError(f"{data.name}: {SESSION_END_REASONS['restart']}")
+    if request.turn <= seen:
+        raise SecurityError(
+            f"{data.name}: request {request.turn} of a session with {seen} answered requests is refused: "
+            "somebody repeated an old request, or a copy of the analysis is running"
+        )
+
+
+ADMISSION: tuple[Callable[[SiteData, Request, str], None], ...] = (
+    # A message for another site is no matter of this one.
+    check_address,
+    # Before anything of the session is read: masks and plan belong to the client that opened it.
+    check_session_owner,
+    # An old request would be answered with what the session knows now.
+    check_turn,
+)
+"""Checks of a message before its session is opened; their refusals belong to no session in the ledger."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Before any row is read.
 
 
 def check_request_arrays(context: RequestContext) -> None:

@@ -16,22 +16,22 @@ from fedstat.errors import (
     FedstatError,
     MessageError,
     NotAvailableError,
-    SecurityError,
-    SessionError,
 )
 from fedstat.federation import message
 from fedstat.federation.audit.budget_charges import BudgetSpent
-from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, SiteLedger
+from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.audit.ledger import Ledger, released_by
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure.approval import APPROVAL_FAMILY, AnalysisPlan, Approvals, PlanStore
 from fedstat.federation.disclosure.checks import (
+    ADMISSION,
     AFTER,
     BEFORE,
     FACT_CHECKS,
     AlternativeReply,
     RequestContext,
+    is_foreign,
 )
 from fedstat.federation.disclosure.differencing import check_masked_sites
 from fedstat.federation.disclosure.policy import Policy, check_delta
@@ -102,12 +102,6 @@ def load_families() -> None:
 #
 # ``Site.answer`` is the one function that returns a value from a site: policy check, step, ledger,
 # reply. A step cannot be reached in any other way, and only steps of installed families run.
-
-
-FOREIGN_SESSION = (
-    "another coordinator, person or study began this session. Make the model again with from_formula, and do "
-    "not change person, study or purpose of a partition"
-)
 
 
 class FamilyRegistry(dict[str, Mapping[str, message.Step]]):
@@ -348,10 +342,7 @@ class Site:
 
     def is_foreign(self, request: message.Request, client: str) -> bool:
         """Return whether another client, person or study opened the session of a request."""
-        chain = self.site_ledger.find(request.session) if request.session else None
-        stated = request.purpose
-        who = (client, stated.person, stated.study, stated.purpose)
-        return chain is not None and bool(chain.entries) and chain.subject.who not in (NO_SUBJECT.who, who)
+        return is_foreign(self._data, request, client)
 
     def has_room(self, request: message.Request) -> bool:
         """Return whether a request begins no session that would replace one in which an analysis runs."""
@@ -387,11 +378,8 @@ class Site:
         requested = message.Request(self.name, "", "")
         try:
             requested = message.unpack_request(request) if isinstance(request, bytes) else request.request
-            self._check_address(requested)
-            # Before anything of the session is read: masks and plan belong to the client that opened it.
-            if self.is_foreign(requested, client):
-                raise SecurityError(f"{self.name}: {FOREIGN_SESSION}")
-            self._check_turn(requested)
+            for admit in ADMISSION:
+                admit(self._data, requested, client)
         except FedstatError as error:
             self._begin_entries("").refusal(replace(requested, site=self.name), error)
             raise
@@ -505,23 +493,6 @@ class Site:
             self._keep_state(request.session, state)
         elif request.session in self.states:
             self.states[request.session].run_ended = True
-
-    def _check_address(self, request: message.Request) -> None:
-        if request.site != self.name:
-            raise MessageError(f"{self.name}: received a message that is addressed to '{request.site}'")
-
-    def _check_turn(self, request: message.Request) -> None:
-        """Answer no request twice, and none of a session whose requests are partly unknown here."""
-        if request.turn is None:
-            return
-        seen, resumed = self.site_ledger.rounds(request.session), self.site_ledger.resumed(request.session)
-        if request.turn > seen + 1 or (resumed and request.turn == seen):
-            raise SessionError(f"{self.name}: {SESSION_END_REASONS['restart']}")
-        if request.turn <= seen:
-            raise SecurityError(
-                f"{self.name}: request {request.turn} of a session with {seen} answered requests is refused: "
-                "somebody repeated an old request, or a copy of the analysis is running"
-            )
 
     def _find_step(self, request: message.Request) -> message.Step:
         steps = FAMILIES.get(request.family)

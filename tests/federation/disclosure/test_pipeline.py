@@ -26,6 +26,7 @@ from fedstat.operator.page.views import policy_page
 
 PACKAGE = Path(fs.__file__).parent
 ORDER = {
+    "ADMISSION": ["check_address", "check_session_owner", "check_turn"],
     "BEFORE": [
         "check_role",
         "check_request_arrays",
@@ -60,12 +61,13 @@ def test_the_order_of_the_checks_is_the_one_that_was_argued_for(name):
 
 def test_every_check_of_a_request_is_in_the_pipeline():
     """A function of the module that takes a request is called by it: none is forgotten."""
+    takes = (["context"], ["data", "request", "client"])
     found = [
         name
         for name, one in inspect.getmembers(checks, inspect.isfunction)
-        if one.__module__ == checks.__name__ and list(inspect.signature(one).parameters) == ["context"]
+        if one.__module__ == checks.__name__ and list(inspect.signature(one).parameters) in takes
     ]
-    assert sorted(found) == sorted(ORDER["BEFORE"] + ORDER["AFTER"])
+    assert sorted(found) == sorted(["is_foreign", *(one for names in ORDER.values() for one in names)])
 
 
 def test_every_fact_has_a_check():

@@ -12,6 +12,7 @@ from weibull import FederatedWeibull, WeibullRows
 
 import fedstat as fs
 from fedstat.errors import MessageError
+from fedstat.federation.disclosure.facts import RowTerms
 from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request
 from fedstat.kernels.glm.effects import outer_products
