@@ -1,4 +1,4 @@
-"""Situations in which a note or an error names a remedy, and how the call of a remedy is executed."""
+"""Situations in which a note names a remedy, and how the call of a remedy is executed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import statsmodels.api as sm
 from seeded_secrets import SECRETS
 
 import fedstat as fs
-from fedstat.errors import FedstatError
 from fedstat.inference.notes import Catalogue
 
 OPEN = fs.Policy(min_count=1, min_level_count=1, min_events=1, max_parameters=1e9)
@@ -154,6 +153,11 @@ def columns(frames: Mapping[str, pd.DataFrame], **given: Any) -> fs.ClientPartit
     return fs.ClientPartition.from_frames(frames, on="id", **given)
 
 
+def two_sites(**given: Any) -> fs.ClientPartition:
+    """Return columns of two sites."""
+    return columns({site: table for site, table in counts().items() if site != "C"}, **given)
+
+
 def by_site(table: pd.DataFrame | None = None, policy: fs.Policy | None = OPEN, **given: Any) -> Any:
     """Return a partition of rows."""
     table = rows() if table is None else table
@@ -187,7 +191,7 @@ class Situation:
         return "-".join(filter(None, (self.model, self.kind, self.part)))
 
 
-def execute(call: str, situation: Situation | Failure, partition: Any, result: Any = None) -> Any:
+def execute(call: str, situation: Any, partition: Any, result: Any = None) -> Any:
     """Execute the call of a remedy: three dots are the arguments as given, or a side of the formula."""
     tree = ast.parse(call, mode="eval").body
     assert isinstance(tree, ast.Call)
@@ -200,7 +204,7 @@ def execute(call: str, situation: Situation | Failure, partition: Any, result: A
     kind = getattr(fs, model or situation.model)
     known = inspect.signature(kind.from_formula).parameters
     settings = {name: value for name, value in situation.settings.items() if name in known}
-    settings |= _arguments(made)
+    settings |= arguments_of(made)
     # Another model has no groups.
     formula = situation.formula if model in ("", situation.model) else _without_groups(situation.formula)
     written = ... if made is None else eval(ast.unparse(made.args[0]), {"formula": formula})
@@ -208,10 +212,10 @@ def execute(call: str, situation: Situation | Failure, partition: Any, result: A
         sides = zip(written.split(" ~ "), formula.split(" ~ ", 1), strict=True)
         formula = " ~ ".join(given if new == "..." else new for new, given in sides)
     kept = situation.arguments if tree.args else {}
-    return kind.from_formula(formula, partition, **settings).fit(**{**kept, **_arguments(tree)})
+    return kind.from_formula(formula, partition, **settings).fit(**{**kept, **arguments_of(tree)})
 
 
-def _arguments(call: ast.Call | None) -> dict[str, Any]:
+def arguments_of(call: ast.Call | None) -> dict[str, Any]:
     keywords = [] if call is None else call.keywords
     return {str(one.arg): eval(ast.unparse(one.value), {"fs": fs, "sm": sm}) for one in keywords}
 
@@ -392,7 +396,7 @@ SITUATIONS = [
         "response_released",
         "VFEMGLM",
         "e ~ x + z",
-        lambda: two_sites(),
+        two_sites,
         {"family": BINOMIAL, "between": "independent", "coordinator": "A"},
         {"cross_products": "sketch"},
     ),
@@ -513,374 +517,3 @@ def executed(place: int) -> Executed:
         partition = situation.again() if situation.again else situation.partition()
         after = execute(call, situation, partition, result)
     return Executed(call, printed, after)
-
-
-# ---- errors ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An analysis that ends in an error with a remedy; after the call of the remedy it succeeds.
-
-    `then` is what is read of the result. The partition takes a policy, or arguments, that a remedy names.
-    A model may be `constructed` without from_formula.
-    """
-
-    model: str
-    formula: str
-    partition: Callable[..., Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    then: Callable[[Any], Any] | None = None
-    constructed: bool = False
-
-    def __str__(self) -> str:
-        given = [*self.settings, *self.arguments]
-        return "-".join([self.model, self.formula.replace(" ", ""), *given])
-
-    def run(self, partition: Any) -> Any:
-        """Fit the model, and read what is read of the result."""
-        kind = getattr(fs, self.model)
-        make = kind if self.constructed else kind.from_formula
-        model = make(self.formula, partition, **self.settings)
-        return self.read(model.fit(**self.arguments))
-
-    def read(self, result: Any) -> Any:
-        """Return what is read of a result."""
-        return result if self.then is None else self.then(result)
-
-
-def succeed(failure: Failure, call: str, partition: Any) -> Any:
-    """Execute the call of a failure's remedy, and read what the failure could not read."""
-    tree = ast.parse(call, mode="eval").body
-    assert isinstance(tree, ast.Call)
-    name = ast.unparse(tree.func)
-    if name == "Policy":
-        return failure.run(failure.partition(policy=fs.Policy(**_arguments(tree))))
-    if name.startswith("ClientPartition."):
-        return failure.run(failure.partition(**_arguments(tree)))
-    if failure.constructed:
-        model = eval(call, {failure.model: getattr(fs, failure.model), "partition": partition})
-        return failure.read(model.fit(**failure.arguments))
-    if name.isidentifier() and name != "fit":
-        model = getattr(fs, failure.model).from_formula(failure.formula, partition, **failure.settings)
-        return execute(call, failure, partition, model.fit(**failure.arguments))
-    return failure.read(execute(call, failure, partition))
-
-
-@functools.cache
-def repaired(place: int) -> str:
-    """Let an analysis fail, execute the call of the error's remedy, once, and return the call."""
-    failure, partition = FAILURES[place], None
-    SECRETS.seed(f"failure {failure} {place}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(FedstatError) as caught:
-            partition = failure.partition()
-            failure.run(partition)
-        remedy = caught.value.remedy
-        assert remedy is not None, caught.value
-        assert str(caught.value).endswith(remedy.sentence())
-        assert succeed(failure, remedy.filled_call, partition) is not None
-    return remedy.filled_call
-
-
-def clean(**given: Any) -> fs.ClientPartition:
-    """Return rows with columns for arguments that do not fit."""
-    t = rows()
-    apart = np.where(t["site"] == "a", t["x"] > 0.5, np.where(t["site"] == "b", t["x"] > -0.5, t["x"] < 0.0))
-    more = {"ward": t["g"], "apart": apart * 1, "wrong": (t["x"] > 0.0) * 1, "tiny": t["y"] * 1e-160}
-    return by_site(t.assign(**more, lacks=t["y"].where(t["x"] > -1.0)), **given)
-
-
-def entities(missing: bool = False, response: bool = False, **given: Any) -> fs.ClientPartition:
-    """Return columns of three sites with responses of three kinds; records or responses may be missing."""
-    frames, rng = counts(), np.random.default_rng(8)
-    t = frames["A"].assign(f=1.0 + np.arange(900) % 3, v=frames["C"]["v"].to_numpy(), z=rng.normal(size=900))
-    t["o"] = 0.1 * t["f"]
-    if response:
-        t["y"] = t["y"].where(t["x"] > -1.0)
-    there = rng.random(900) < (0.7 if missing else 1.0)
-    return columns(
-        {"A": t[["id", "y", "k", "e", "x", "f", "o"]], "B": t.loc[there, ["id", "z"]], "C": t[["id", "v"]]},
-        **given,
-    )
-
-
-def two_sites(**given: Any) -> fs.ClientPartition:
-    """Return columns of two sites."""
-    return columns({site: table for site, table in counts().items() if site != "C"}, **given)
-
-
-def cells(text: bool = False, **given: Any) -> fs.ClientPartition:
-    """Return columns of two sites, with cells that are missing, of numbers or of levels."""
-    frames = counts()
-    table, rng = frames["C"].assign(q=np.arange(900) % 5 * 1.0), np.random.default_rng(9)
-    table["q"] = table["q"].map(dict(enumerate("abcde"))) if text else table["q"]
-    return columns({"A": frames["A"], "C": table.assign(q=table["q"].where(rng.random(900) < 0.8))}, **given)
-
-
-def lacking(**given: Any) -> fs.ClientPartition:
-    """Return columns of which the site of the response lacks some."""
-    frames = counts()
-    table = frames["A"]
-    lost = table.assign(x=table["x"].where(table["id"] % 4 > 0))
-    return columns({**frames, "A": lost}, partial="condition", **given)
-
-
-def rare(**given: Any) -> fs.ClientPartition:
-    """Return rows with a column that is not zero in few clusters."""
-    rng, n = np.random.default_rng(4), 480
-    t = pd.DataFrame({"site": np.arange(n) // 12 % 3, "g": np.arange(n) // 12, "x": rng.normal(size=n)})
-    t = t.assign(site=t["site"].map(dict(enumerate("abc"))), r=(t["g"] < 2) * 1, y=rng.normal(size=n))
-    return by_site(t, fs.Policy(products="counted"), **given)
-
-
-def budgeted(**given: Any) -> fs.ClientPartition:
-    """Return columns of two sites with a budget for noise."""
-    t = counts()["A"].assign(v=counts()["C"]["v"]).clip(-6.0, 6.0)
-    held = {"A": ["y"], "B": ["v"]}
-    return fs.ClientPartition.from_frame(t, columns=held, policy=fs.Policy(privacy=fs.Budget(500.0, 1e-5)))
-
-
-def constant() -> Any:
-    """Return a mixed model without a covariate."""
-    return fs.FederatedMixed.from_formula("y ~ 1 + (1 | g)", clean(), reml=False).fit()
-
-
-missing = functools.partial(entities, True)
-NEGATIVE_BINOMIAL = sm.families.NegativeBinomial(alpha=1.0)
-EVERY, SHRUNKEN = "y ~ x + z + v", {"n_lambdas": 4}
-PATIENTS = "Surv(time, e) ~ x"
-FAILURES = [
-    Failure("FederatedCox", "Surv(time, e) ~ 1", clean),
-    Failure("FederatedCox", PATIENTS, clean, {}, {"baseline": "common"}),
-    Failure("FederatedCox", PATIENTS, clean, {}, {"grid": 3, "until": 30}),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 3}),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 100, "until": 30}),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 0.01, "until": 30}),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": [10, 20], "until": 20}),
-    *(
-        Failure("FederatedOLS", "y ~ x", clean, {"labels": ["ward"]}, {"cov_type": kind})
-        for kind in ("cluster", "survey")
-    ),
-    Failure("GLORE", "k ~ x", clean, {"family": POISSON}),
-    Failure("FederatedOLS", "e ~ x", clean, {"family": BINOMIAL}),
-    Failure("FederatedOLS", "y ~ w", clean, {"offset": "x"}),
-    Failure("FederatedGLM", "k ~ x", clean, {"family": POISSON}, {"dispersion": "ml"}),
-    Failure("FederatedGLM", "tiny ~ x", clean),
-    Failure("FederatedGLM", "apart ~ x", clean, {"family": BINOMIAL}, {"rounds": 1}),
-    Failure("GLORE", "wrong ~ x", clean),
-    Failure("FederatedGLM", "w ~ x", clean, {"family": NEGATIVE_BINOMIAL}, {"dispersion": "ml"}),
-    Failure("FederatedMixed", "w ~ x + (1 | g)", clean, {"family": NEGATIVE_BINOMIAL}),
-    Failure("GLORE", "e ~ x", clean, then=lambda fit: fit.get_margeff(at="median")),
-    Failure("GLORE", "e ~ x", clean, {"offset": "y"}, then=lambda fit: fit.get_margeff(at="mean")),
-    Failure("GLORE", "e ~ x", clean, {"freq_weights": "w"}, then=lambda fit: fit.get_margeff(at="mean")),
-    Failure("FederatedGEE", "y ~ x", clean, {"groups": "g", "weights": "m", "cov_struct": "exchangeable"}),
-    Failure("FederatedMixed", "y ~ x", clean),
-    Failure("FederatedMixed", "y ~ x + (1 | g)", clean, {"nagq": 3}),
-    Failure("FederatedMixed", "e ~ x + (1 | g)", clean, {"reml": True, "family": BINOMIAL}),
-    Failure(
-        "FederatedMixed",
-        "y ~ x + (1 | g)",
-        clean,
-        {},
-        {"cov_type": "robust"},
-        then=lambda fit: fit.coefficient_tests(),
-    ),
-    Failure("FederatedMixed", "y ~ x + (1 | g)", clean, then=lambda fit: fit.compare_lr_test(constant())),
-    Failure(
-        "FederatedMixed",
-        "e ~ x + (1 | g)",
-        clean,
-        {"family": BINOMIAL},
-        then=lambda fit: fit.conf_int_variances(method="jackknife"),
-    ),
-    Failure("FederatedOLS", "lacks ~ x", clean, {"missing": "raise"}),
-    Failure("FederatedGLM", "e ~ x", clean, {"family": BINOMIAL, "exposure": "m"}),
-    Failure("FederatedOLS", "y ~ x", clean, {"labels": "g"}),
-    Failure("FederatedGLM", "some + w ~ x", clean, {"family": BINOMIAL}),
-    Failure("GLORE", "w ~ x", clean),
-    Failure("GLORE", "e ~ x", clean, {}, {"masked": True}, then=lambda fit: fit.heterogeneity.left_out),
-    Failure("FedAvg", "e ~ x", clean, {"family": BINOMIAL}, {"rounds": 1}, then=lambda fit: fit.site_loss),
-    Failure(
-        "GLORE",
-        "e ~ x",
-        functools.partial(clean, policy=fs.Policy(min_own_rows=1000, min_count=3)),
-        {},
-        {"masked": False},
-    ),
-    Failure("FederatedOLS", "y ~ x + w + e", functools.partial(clean, policy=fs.Policy(max_columns=2))),
-    Failure("VFEMGLM", EVERY, entities, {"family": sm.families.Gaussian()}),
-    Failure("VFEMRegression", "e ~ x + v", entities, {"family": BINOMIAL}),
-    Failure("VFEMRegression", EVERY, missing, {}, {"iteration": fs.Iteration()}),
-    Failure("VFEMRegression", EVERY, missing, {}, {"exchange": "iterative"}),
-    Failure("VFEMGLM", "e ~ x + z", missing, {"family": BINOMIAL}, {"cov_type": "robust"}),
-    Failure("VFEMGLM", "e ~ x + z", missing, {"family": BINOMIAL}, {"cross_products": "sketch"}),
-    Failure("VFEMGLM", "k ~ x + v", entities, {"family": POISSON}, {"dispersion": "ml"}),
-    Failure("VFEMRegression", EVERY, missing, {}, {"method": "weighted", "cov_type": "robust"}),
-    Failure("VFEMRegression", EVERY, missing, {"between": "independent"}, {"method": "weighted"}),
-    Failure("VFEMRegression", EVERY, missing, {}, {"method": "impute", "cov_type": "robust"}),
-    Failure(
-        "VFEMRegression",
-        EVERY,
-        missing,
-        {"freq_weights": "f", "between": "independent"},
-        {"exchange": "iterative"},
-    ),
-    Failure("VFEMRegression", EVERY, missing, {"freq_weights": "f"}, {"correction": "skewness"}),
-    Failure("VFEMRegression", EVERY, missing, {"var_weights": "f"}),
-    Failure("VFEMRegression", EVERY, missing, {"between": "independent"}, {"correction": "skewness"}),
-    Failure("VFEMRegression", EVERY, missing, {}, {"correction": "skewness", "cov_type": "sem"}),
-    Failure("VFEMRegression", EVERY, missing, {"between": "independent"}, {"cov_type": "robust"}),
-    Failure("VFEMGLM", "k ~ x + z", missing, {"family": POISSON}),
-    Failure("VFEMRegression", EVERY, lacking, {}, {"method": "weighted"}),
-    Failure("VFEMRegression", "y ~ x + z", two_sites, {"coordinator": "A"}),
-    Failure(
-        "VFEMGLM",
-        "e ~ x + z",
-        two_sites,
-        {"family": BINOMIAL, "between": "independent", "coordinator": "A"},
-    ),
-    Failure("VFEMRegression", EVERY, functools.partial(entities, response=True)),
-    Failure("VFEMRegression", "y ~ x + v + q", functools.partial(cells, partial="error")),
-    Failure("VFEMRegression", "y ~ x + v + q", functools.partial(cells, True, partial="mean")),
-    Failure("VerticalGLM", EVERY, entities, {"unpenalized": "x"}, SHRUNKEN),
-    Failure("VerticalGLM", "e ~ x + v", missing, {"missing": "em", "family": BINOMIAL}, SHRUNKEN),
-    Failure("VerticalGLM", EVERY, entities, {"penalty": "ridge", "adaptive": 1.0}, SHRUNKEN),
-    Failure("VerticalGLM", EVERY, entities, {}, {"lam": 0.1, "select": "cv"}),
-    Failure("VerticalGLM", EVERY, missing, {"missing": "em"}, {"select": "cv", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {"freq_weights": "f"}, {"exchange": "admm", "lam": 0.1}),
-    Failure("VerticalGLM", EVERY, entities, {"var_weights": "f"}, {"inference": "split", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, missing, {"var_weights": "f", "missing": "em"}, SHRUNKEN),
-    Failure("VerticalGLM", EVERY, entities, {"penalty": "ridge"}, {"exchange": "admm", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {"penalty": "ridge"}, {"inference": "debiased", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {}, {"exchange": "admm", "select": "cv", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {}, {"inference": "split", "lam": 0.0}),
-    Failure("VerticalGLM", EVERY, entities, {"penalty": "lasso"}, {"steps": 1, **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {}, {"steps": 1, "exchange": "admm", **SHRUNKEN}),
-    Failure("VerticalGLM", EVERY, entities, {}, {"lam": 0.1, "lambdas": [0.1]}),
-    Failure(
-        "VerticalGLM",
-        EVERY,
-        entities,
-        {},
-        {"inference": "conditional", **SHRUNKEN},
-        then=lambda fit: fit.debiased,
-    ),
-    Failure("FedFunctionBoost", "y ~ x", clean, {}, {"steps": 3}, then=lambda fit: fit.refit(doubled=True)),
-    Failure(
-        "FedFunctionBoost",
-        "y ~ x",
-        clean,
-        {},
-        {"steps": 3, "select": "aicc"},
-        then=lambda fit: fit.stability(q=1),
-    ),
-    Failure("FedFunctionBoost", "y ~ x", clean, {}, {"steps": 3, "folds": "site", "masked": True}),
-    Failure("LASER", "e ~ x", entities, {}, {"epochs": 1, "method": "vfedtrans"}),
-    Failure("LASER", "e ~ x + v", entities, {}, {"epochs": 1, "method": "local", "masked": True}),
-    Failure(
-        "LASER",
-        "e ~ x + v",
-        entities,
-        {},
-        {"epochs": 1, "calibration": 0.0},
-        then=lambda fit: fit.predict_set(entities()),
-    ),
-    Failure("FederatedOLS", "y ~ xx + w", clean),
-    Failure("VFEMRegression", "y ~ x + V", entities),
-    Failure("FederatedOLS", "y ~ cr(x, knots=(0, 1), lower_bound=-9, upper_bound=9)", clean),
-    *(
-        Failure(name, "e ~ x", place, {"family": "binomial"})
-        for name, place in {"FederatedGLM": clean, "VFEMGLM": entities, "VerticalGLM": entities}.items()
-    ),
-    Failure("FederatedCox", "Surv(time, e) ~ x + C(site)", clean),
-    Failure("FederatedOLS", "y ~ x", functools.partial(clean, counts="w", on="ward")),
-    Failure("VFEMRegression", EVERY, functools.partial(entities, counts="f")),
-    Failure(
-        "GLORE", "e ~ x", functools.partial(clean, policy=fs.Policy(masked_only=True)), {}, {"masked": False}
-    ),
-    Failure(
-        "GLORE",
-        "e ~ x",
-        functools.partial(clean, policy=fs.Policy(refused_kinds=frozenset({"aggregate"}))),
-        {},
-        {"masked": False, "local": False},
-    ),
-    Failure(
-        "VFEMRegression",
-        EVERY,
-        functools.partial(missing, policy=fs.Policy(refused_kinds=frozenset({"per entity"}))),
-        {"between": "independent"},
-        {"exchange": "iterative"},
-    ),
-    Failure(
-        "VFEMRegression",
-        EVERY,
-        functools.partial(missing, policy=fs.Policy(per_entity=0)),
-        {"between": "independent"},
-        {"exchange": "iterative"},
-    ),
-    Failure(
-        "FedAvg",
-        "e ~ x",
-        functools.partial(clean, policy=fs.Policy(max_share=0.5)),
-        {"family": BINOMIAL},
-        {"rounds": 1, "batch_size": 10},
-    ),
-    Failure(
-        "FedAvg",
-        "e ~ x",
-        functools.partial(clean, policy=fs.Policy(remember="all")),
-        {"family": BINOMIAL},
-        {"rounds": 1, "init": [0.1, 0.1]},
-    ),
-    Failure(
-        "VFEMRegression",
-        "y ~ x + z",
-        functools.partial(two_sites, policy=fs.Policy(two_sites="refuse")),
-        {"between": "independent"},
-        {"exchange": "iterative"},
-    ),
-    Failure("GLORE", "e ~ x", clean, constructed=True),
-    Failure("VFEMRegression", "y ~ x", entities, constructed=True),
-    Failure(
-        "FederatedOLS",
-        "y ~ x + r",
-        rare,
-        {"labels": ["g"]},
-        {"cov_type": "cluster", "cov_kwds": {"groups": "g"}},
-    ),
-    Failure(
-        "FedAvg",
-        "k ~ x",
-        lambda: by_site(rows().assign(x=lambda t: 100.0 * t["x"])),
-        {"family": POISSON},
-        {"rounds": 3, "learning_rate": 0.01},
-    ),
-    Failure(
-        "VFEMGLM",
-        "e ~ x + v",
-        entities,
-        {"family": BINOMIAL, "between": "independent"},
-        {"method": "impute", "cov_type": "robust"},
-    ),
-    Failure(
-        "PrivateCopulaGLM",
-        "y ~ v",
-        budgeted,
-        {"epsilon": 50.0, "bounds": {"y": (-6.0, 6.0), "v": (-6.0, 6.0)}},
-        {"draws": 20, "polish": 0},
-        then=lambda fit: fit.copula_test,
-    ),
-    Failure(
-        "M2SEM",
-        "~ a + b + c",
-        functools.partial(groups, 3.0),
-        {"n_clusters": 2, "n_factors": 0},
-        {"select": None, "n_init": 1, "cov_type": None},
-        then=lambda fit: fit.tests(),
-    ),
-]
