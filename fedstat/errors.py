@@ -117,6 +117,19 @@ class Remedy:
         call, arguments = self.call.format(**values), self.arguments.format(**values)
         return self.text.format(**{**values, "call": call, "arguments": arguments})
 
+    def after(self, message: str) -> str:
+        """Return a message that ends with the sentence.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> fs.errors.Remedy("fit(masked=True)", "use {arguments}").after("the policy refuses the sum")
+        'the policy refuses the sum; use masked=True'
+        """
+        sentence = self.sentence()
+        mark = "; " if sentence[:1].islower() else ". " if sentence[:1].isalnum() else ""
+        return f"{message}{mark}{sentence}"
+
 
 class FedstatError(Exception):
     """Base of every error that fedstat raises on purpose.
@@ -154,9 +167,7 @@ class FedstatError(Exception):
 
     def __init__(self, *args: object, remedy: Remedy | None = None) -> None:
         if remedy is not None:
-            message, sentence = str(args[0]), remedy.sentence()
-            mark = "; " if sentence[:1].islower() else ". " if sentence[:1].isalnum() else ""
-            args = (f"{message}{mark}{sentence}", *args[1:])
+            args = (remedy.after(str(args[0])), *args[1:])
             self.remedy = remedy
         super().__init__(*args)
 
@@ -176,6 +187,21 @@ class FedstatError(Exception):
         """
         found = copy.copy(self)
         found.args = (message,)
+        return found
+
+    def without_remedy(self) -> Self:
+        """Return the same error without its remedy, for a call that has no such arguments.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> remedy = fs.errors.Remedy("fit(masked=True)", "use {arguments}")
+        >>> str(fs.errors.ModelError("refused", remedy=remedy).without_remedy())
+        'refused'
+        """
+        plain = str(self).removesuffix(self.remedy.after("")) if self.remedy else str(self)
+        found = self.with_message(plain)
+        found.remedy = None
         return found
 
 
@@ -496,6 +522,9 @@ class FedstatWarning(UserWarning):
     fedstat.errors.FedstatWarning: example
     """
 
+    remedy: Remedy | None = None
+    """What helps, as of :class:`FedstatError`."""
+
 
 class DataWarning(FedstatWarning):
     """Rows or blocks were left out of the analysis; the message counts them.
@@ -621,9 +650,11 @@ def without_internal_frames(error: FedstatError) -> FedstatError:
     return error.with_traceback(None)
 
 
-def warn(message: str, category: type[FedstatWarning]) -> None:
+def warn(message: str, category: type[FedstatWarning], remedy: Remedy | None = None) -> None:
     """Warn at the line of the caller's own code, past any number of functions of this package."""
+    warning = category(remedy.after(message) if remedy else message)
+    warning.remedy = remedy
     frame, level = sys._getframe().f_back, 2
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(warning, stacklevel=level)

@@ -176,10 +176,10 @@ def compare(
 def _check_fit(heading: object, result: object) -> None:
     if isinstance(getattr(result, "params", None), pd.Series) or hasattr(result, "figures"):
         return
-    remedy = "pass what its fit() returns" if hasattr(result, "fit") else "pass what fit() returned"
+    what = type(result).__name__ + ", which is not fitted" * hasattr(result, "fit")
     raise ModelError(
         f"compare: expected a fit with named params under {heading!r} (of fedstat, or of statsmodels by a "
-        f"formula or DataFrame), received {type(result).__name__}; {remedy}"
+        f"formula or DataFrame), received {what}"
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.inference.discrimination import (
     LEVEL,
     Discrimination,
@@ -338,7 +338,7 @@ class Evaluation(Report):
         """
         if not self.binary or self.squares is None:
             raise NotAvailableError(
-                "no Brier score: the response is not binary, or evaluate(recalibrate=False) was used"
+                "no Brier score: the response is not binary, or the evaluation had recalibrate=False"
             )
         return float(self.squares[-1] / self.n.sum())
 
@@ -426,7 +426,8 @@ class Evaluation(Report):
     def _outcomes(self) -> dict[str, tuple[Floats, Floats]]:
         """Rows with and without the event, (sites, B) each, of each site and over all."""
         if not self.binary:
-            raise NotAvailableError("no AUC: the response is not binary; see calibration()")
+            remedy = Remedy("calibration()", "see {call}")
+            raise NotAvailableError("no AUC: the response is not binary", remedy=remedy)
         others = self.n - self.observed
         rows = {site: slice(k, k + 1) for k, site in enumerate(self.sites)} | {ALL: slice(None)}
         return {who: (self.observed[at], others[at]) for who, at in rows.items()}

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.contrast import ContrastResults
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.notes import Catalogue, Note
@@ -556,8 +556,10 @@ def _check_tables(results: Sequence[object], params: pd.DataFrame, errors: pd.Da
     if len(sizes) > 1:
         raise ModelError(
             f"combine: the fits have different numbers of rows ({min(sizes):,.0f} to {max(sizes):,.0f}), so "
-            "their tables are not synthetic tables of one release. Combine estimates that sites have made "
-            "alone with meta(estimates, errors)"
+            "their tables are not synthetic tables of one release",
+            remedy=Remedy(
+                "meta(estimates, errors)", "Combine estimates that sites have made alone with {call}"
+            ),
         )
     # Separate tables vary at least as their own standard errors say; imputations share the observed values.
     M = len(params)
@@ -565,5 +567,6 @@ def _check_tables(results: Sequence[object], params: pd.DataFrame, errors: pd.Da
     if share.max() < TOO_CLOSE:
         raise ModelError(
             "combine: all estimates differ by less than those of separate tables would, given their standard "
-            "errors. If the tables are imputations of the same rows, use pool(results)"
+            "errors",
+            remedy=Remedy("pool(results)", "If the tables are imputations of the same rows, use {call}"),
         )

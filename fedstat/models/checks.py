@@ -96,7 +96,8 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
         if name in known:
             continue
         if call == "fit" and name in (moved := getattr(model, "_moved", {})):
-            raise ModelError(f"{name}: it belongs to one exchange; write fit({moved[name]})")
+            why = f"{name}: it is an option of one exchange, as in fit({moved[name]})"
+            raise ModelError(why)
         if name in ROWS_OF_STATSMODELS:
             raise ModelError(f"{name}: {ROWS_OF_STATSMODELS[name]}")
         if name in OTHER_WEIGHTS:
@@ -117,7 +118,7 @@ def check_positions(model: type, beyond: int, call: str) -> None:
         )
         before = f"; those of {model.__name__}.from_formula are {', '.join(others)}" if others else ""
         raise ModelError(
-            f"{model.__name__}.{call}: {beyond} value{'s' * (beyond > 1)} without a name; write name=value. "
+            f"{model.__name__}.{call}: {beyond} value{'s' * (beyond > 1)} without a name, not name=value. "
             f"Its arguments are {', '.join(known)}{before}"
         )
 
@@ -218,7 +219,7 @@ def check_frame(call: str, frame: Any, otherwise: str) -> pd.DataFrame:
     with suppress(TypeError, ModuleNotFoundError):
         held: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
         return held
-    series = "; .to_frame() makes a table of a column, .to_frame().T of a row"
+    series = " (.to_frame() makes a table of a column, .to_frame().T of a row)"
     hint = series if isinstance(frame, pd.Series) else to_pandas(frame)
     raise ModelError(
         f"{call}: expected a table of rows that you hold (of pandas, polars or pyarrow, or a dict of "
@@ -228,7 +229,7 @@ def check_frame(call: str, frame: Any, otherwise: str) -> pd.DataFrame:
 
 def to_pandas(frame: object) -> str:
     """Say how a table of another package becomes one of pandas, for the end of a text."""
-    return "; to_pandas() makes one of it" if hasattr(frame, "to_pandas") else ""
+    return " (to_pandas() makes one of it)" if hasattr(frame, "to_pandas") else ""
 
 
 def kind_of(value: object) -> str:

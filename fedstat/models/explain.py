@@ -163,7 +163,7 @@ class Explainable:
         """
         if self._plan is None:
             raise NotAvailableError(
-                f"no dry run for {type(self).__name__}: fit, and read result.ledger.releases()"
+                f"no dry run for {type(self).__name__}; the ledger of a result lists what sites released"
             )
         given = settled(self.fit, arguments)
         model = self._with_columns_of(given)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.covariance import delta_method
@@ -29,6 +29,12 @@ NOTES = Catalogue(
         "conditions": "{note}",
     },
 )
+
+
+AT_MEAN = Remedy("get_margeff(at='mean')", "use {arguments}")
+AT_OVERALL = Remedy("get_margeff(at='overall')", "use {arguments}")
+BY_COLUMN = Remedy("get_margeff(..., columns=True)", "give {arguments} for the effects of single columns")
+AT_OVERALL_OR_MEAN = Remedy("get_margeff(at='overall')", "Use {arguments} or at='mean'")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -951,8 +951,8 @@ class CoefficientResults(EffectStatements, Results[Any]):
     def _deviations(self) -> pd.Series:
         """Return the standard deviation of each column, by name of its coefficient."""
         raise NotAvailableError(
-            "standardized: this fit has no standard deviations of its columns; give them by name of the "
-            'coefficient, as standardized={"age": 12.4, ...}'
+            "standardized: this fit has no standard deviations of its columns; expected them by name of the "
+            'coefficient, as in {"age": 12.4}'
         )
 
     def _summary_left(self) -> list[tuple[str, str]]:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import inspect
+import io
+import shlex
+import tempfile
+import traceback
+import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +36,8 @@ from contracts.remedies import (
 from seeded_secrets import SECRETS
 
 import fedstat as fs
-from fedstat.errors import FedstatError
+from fedstat.errors import FedstatError, FedstatWarning
+from fedstat.operator import command_line
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class Failure:
     """An analysis that ends in an error with a remedy; after the call of the remedy it succeeds.
 
     `then` is what is read of the result. The partition takes a policy, or arguments, that a remedy names.
-    A model may be `constructed` without from_formula.
+    A model may be `constructed` without from_formula. `constants` of the package have other values until the
+    analysis fails, or `warns`.
     """
 
     model: str
@@ -46,6 +56,8 @@ class Failure:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     then: Callable[[Any], Any] | None = None
     constructed: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    warns: bool = False
 
     def __str__(self) -> str:
         given = [*self.settings, *self.arguments]
@@ -61,6 +73,79 @@ class Failure:
     def read(self, result: Any) -> Any:
         """Return what is read of a result."""
         return result if self.then is None else self.then(result)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A call, as text, that ends in an error with a remedy; the call of the remedy succeeds.
+
+    `names` makes what both calls read. A remedy that is a command reads its words in capitals there, and
+    `home`, a new folder; if the call fails `again`, the command is only the first of what helps.
+    """
+
+    call: str
+    names: Callable[..., Mapping[str, Any]] = dict
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    again: bool = False
+    warns: bool = False
+
+    def __str__(self) -> str:
+        return self.call
+
+    def evaluate(self, call: str, names: Mapping[str, Any]) -> Any:
+        """Evaluate a call, for which `fedstat(...)` is a command."""
+        return eval(call, {**vars(fs), "fs": fs, "sm": sm, "np": np, "fedstat": fedstat, **names})
+
+    def succeed(self, remedy: str, names: Mapping[str, Any]) -> Any:
+        """Execute the call of a remedy, where three dots are the arguments as given."""
+        if not remedy.startswith("fedstat "):
+            return self.evaluate(merged(self.call, remedy, names), names)
+        words = shlex.split(remedy)[1:]
+        fedstat(*(names.get(word, word) if word.isupper() else word for word in words))
+        return self.again or self.evaluate(self.call, names)
+
+
+def fedstat(*words: object) -> str:
+    """Execute a command, whose errors are raised."""
+    given = vars(command_line.parser().parse_args([str(word) for word in words]))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert given.pop("run")(**given) == 0, printed.getvalue()
+    return printed.getvalue() or "done"
+
+
+def merged(given: str, remedy: str, names: Mapping[str, Any]) -> str:
+    """Return the call of a remedy with the receiver, and for three dots the arguments, of the given call."""
+    old, new = (ast.parse(call, mode="eval").body for call in (given, remedy))
+    asked = [call for call in ast.walk(new) if isinstance(call, ast.Call) and ... in _positional(call)]
+    for call in asked:
+        same = [one for one in ast.walk(old) if isinstance(one, ast.Call) and _last(one) == _last(call)]
+        assert same, f"{remedy}: {given} has no such call"
+        call.args = [*same[0].args, *(one for one in call.args if not _is_dots(one))]
+        kept = {word.arg: word for word in same[0].keywords} | {word.arg: word for word in call.keywords}
+        call.keywords = [word for word in kept.values() if ast.unparse(word.value) != "None"]
+    first = new
+    while isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute):
+        first = first.func.value
+    if not isinstance(first, ast.Call) or not isinstance(first.func, ast.Name):
+        return ast.unparse(new)
+    same = [one for one in ast.walk(old) if isinstance(one, ast.Call) and _last(one) == first.func.id]
+    members = [one.func if isinstance(one, ast.Call) else one for one in same or [old]]
+    receivers = [one.value for one in members if isinstance(one, ast.Attribute)]
+    if first.func.id not in {**vars(fs), **names} and receivers:
+        first.func = ast.Attribute(receivers[0], first.func.id)
+    return ast.unparse(new)
+
+
+def _last(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _is_dots(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _positional(call: ast.Call) -> list[Any]:
+    return [... for one in call.args if _is_dots(one)]
 
 
 def succeed(failure: Failure, call: str, partition: Any) -> Any:
@@ -81,21 +166,66 @@ def succeed(failure: Failure, call: str, partition: Any) -> Any:
     return failure.read(execute(call, failure, partition))
 
 
+@dataclass(frozen=True)
+class Repaired:
+    """The call of a remedy that was executed, and the lines of the package that made its error."""
+
+    call: str
+    lines: frozenset[tuple[str, int]]
+
+
 @functools.cache
-def repaired(place: int) -> str:
-    """Let an analysis fail, execute the call of the error's remedy, once, and return the call."""
-    failure, partition = FAILURES[place], None
+def repaired(place: int) -> Repaired:
+    """Let an analysis or a call fail, and execute the call of the error's remedy, once."""
+    failure = FAILURES[place]
     SECRETS.seed(f"failure {failure} {place}")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as home:
         warnings.simplefilter("ignore")
-        with pytest.raises(FedstatError) as caught:
-            partition = failure.partition()
-            failure.run(partition)
-        remedy = caught.value.remedy
-        assert remedy is not None, caught.value
-        assert str(caught.value).endswith(remedy.sentence())
-        assert succeed(failure, remedy.filled_call, partition) is not None
-    return remedy.filled_call
+        if isinstance(failure, Wrong):
+            takes = inspect.signature(failure.names).parameters if failure.names is not dict else ()
+            names = {"home": Path(home), **(failure.names(Path(home)) if takes else failure.names())}
+            error = failing(failure, lambda: failure.evaluate(failure.call, names))
+            assert error.remedy is not None, error
+            assert failure.succeed(error.remedy.filled_call, names) is not None
+        else:
+            partition = None
+
+            def run() -> Any:
+                nonlocal partition
+                partition = failure.partition()
+                return failure.run(partition)
+
+            error = failing(failure, run)
+            assert error.remedy is not None, error
+            assert succeed(failure, error.remedy.filled_call, partition) is not None
+        assert error.remedy.sentence() in str(error)
+    return Repaired(error.remedy.filled_call, frozenset(error.__dict__["lines"]))
+
+
+def failing(failure: Failure | Wrong, run: Callable[[], Any]) -> FedstatError | FedstatWarning:
+    """Return the error or the warning of a call, which keeps the lines of the package that made it."""
+    plain = FedstatError.__init__
+
+    def made(self: FedstatError, *args: Any, **given: Any) -> None:
+        plain(self, *args, **given)
+        self.__dict__["lines"] = lines_of(traceback.walk_stack(inspect.currentframe()))
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        if failure.warns:
+            warnings.simplefilter("error", FedstatWarning)
+        patch.setattr(FedstatError, "__init__", made)
+        for name, value in failure.constants.items():
+            patch.setattr(name, value)
+        with pytest.raises((FedstatError, FedstatWarning)) as caught:
+            run()
+    error = caught.value
+    error.__dict__["lines"] = error.__dict__.get("lines", set()) | lines_of(traceback.walk_tb(caught.tb))
+    return error
+
+
+def lines_of(frames: Iterable[tuple[Any, int]]) -> set[tuple[str, int]]:
+    """Return files and lines of frames."""
+    return {(frame.f_code.co_filename, line) for frame, line in frames}
 
 
 def clean(**given: Any) -> fs.ClientPartition:
@@ -391,4 +521,153 @@ FAILURES = [
         {"select": None, "n_init": 1, "cov_type": None},
         then=lambda fit: fit.tests(),
     ),
+]
+
+
+# ---- columns ---------------------------------------------------------------------------------------------
+
+
+def read_again(model: str, formula: str, partition: Any, **settings: Any) -> Any:
+    """Fit, save and load a result."""
+    with tempfile.TemporaryDirectory() as folder:
+        fit = getattr(fs, model).from_formula(formula, partition, **settings).fit()
+        fit.save(Path(folder) / "fit.fedstat")
+        return fs.load(Path(folder) / "fit.fedstat")
+
+
+def partly(**given: Any) -> fs.ClientPartition:
+    """Return columns of a site that lacks some of them for some entities."""
+    return cells(**{"partial": "drop", **given})
+
+
+few = types.SimpleNamespace(n=2, p=3, sites=("A", "B"))
+NORMAL = "fedstat.models.vertical.joint_normal."
+VFEM = "fedstat.models.vfem."
+VGLM = "fedstat.models.vglm."
+HUGE = float("inf")
+AGAIN = functools.partial(read_again, "VFEMGLM", "e ~ x + z", family=BINOMIAL)
+FAILURES += [
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        constants={NORMAL + "model.SINGULAR": HUGE, NORMAL + "edges.COLLINEAR": HUGE},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        constants={NORMAL + "model.SUFFICIENT": HUGE, NORMAL + "model.NEARLY_VANISHING": HUGE},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"cov_type": "robust"},
+        constants={NORMAL + "fit.MIN_GROUP_FREEDOM": 10**9},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"cov_type": "sem"},
+        constants={VFEM + "covariance.from_moments.form_separate_sets": lambda edges: False},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {"between": "independent"},
+        {"cov_type": "robust", "exchange": "iterative"},
+        constants={VFEM + "covariance.protocol.min_entities": lambda *given: HUGE},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {"between": "independent"},
+        {"cov_type": "sem", "exchange": "iterative"},
+        constants={"numpy.linalg.eigvals": lambda matrix: np.array([2.0])},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"method": "cc"},
+        constants={VFEM + "base_model.lay_out": lambda *a, **k: few},
+    ),
+    Failure("VFEMRegression", EVERY, missing, then=lambda fit: fit.fittedvalues),
+    Failure(
+        "VFEMRegression",
+        "y ~ x + v + q",
+        functools.partial(cells, partial="condition"),
+        {},
+        {"correction": "skewness"},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        then=lambda fit: fit.compare_lr_test(
+            fs.VFEMRegression.from_formula("y ~ x", missing(), between="independent").fit()
+        ),
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"method": "weighted"},
+        constants={VFEM + "weighted.FEWEST_GROUPS": 10**9},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"method": "weighted"},
+        constants={"numpy.linalg.eigvalsh": lambda matrix: np.array([-1.0])},
+    ),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        {},
+        {"method": "weighted"},
+        then=lambda fit: fit.get_prediction(missing()),
+    ),
+    *(
+        Wrong(
+            f"fit.get_margeff({given})",
+            lambda: {"fit": fs.VFEMGLM.from_formula("e ~ x + z", missing(), family=BINOMIAL).fit()},
+        )
+        for given in ("at='median'", "at='overall', method='eyex'")
+    ),
+    Wrong("fit.get_margeff(at='overall')", lambda: {"fit": AGAIN(missing())}),
+    Wrong("fit.get_margeff()", lambda: {"fit": AGAIN(missing())}),
+    Failure(
+        "VFEMGLM",
+        "e ~ x + z",
+        missing,
+        {"family": BINOMIAL, "freq_weights": "f"},
+        then=lambda fit: fit.get_margeff(at="overall"),
+    ),
+    Failure(
+        "VFEMGLM", "e ~ x + z", missing, {"family": BINOMIAL, "offset": "o"}, then=lambda fit: fit.evaluate()
+    ),
+    Failure(
+        "VerticalGLM",
+        EVERY,
+        missing,
+        {"missing": "em", "between": "free"},
+        SHRUNKEN,
+        constants={VGLM + "model.MOST_FREE": 1},
+    ),
+    Failure("VerticalGLM", EVERY, entities, {}, {"select": "cv", "folds": 300, **SHRUNKEN}),
+    Failure("VerticalGLM", EVERY, entities, {"penalty": "ridge", "unpenalized": ["x", "z", "v"]}, SHRUNKEN),
+    Failure("VerticalGLM", EVERY, entities, {}, SHRUNKEN, then=lambda fit: fit.selection_frequencies),
+    Failure("VerticalGLM", EVERY, missing, warns=True),
 ]

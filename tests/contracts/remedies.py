@@ -198,7 +198,7 @@ def execute(call: str, situation: Any, partition: Any, result: Any = None) -> An
     chain = ast.unparse(tree.func)
     made = tree.func.value if isinstance(tree.func, ast.Attribute) else None
     if chain != "fit" and made is None:
-        return eval(call, {chain: getattr(result, chain)})
+        return eval(call, {chain: getattr(result, chain), "partition": partition})
     assert made is None or isinstance(made, ast.Call)
     model = "" if made is None else ast.unparse(made.func).rpartition("from_formula")[0].rstrip(".")
     kind = getattr(fs, model or situation.model)

@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 from contracts.failures import FAILURES, repaired
+from contracts.recommended import raised, recommended_in_words, recommends
 from contracts.remedies import PACKAGE, SITUATIONS, columns, execute, executed, noted, two_columns
 
 import fedstat as fs
@@ -79,9 +80,25 @@ def pattern_of(call):
 
 def test_each_remedy_is_executed_in_a_situation():
     calls = {executed(place).call for place in PLACES}
-    calls |= {imputations()[1], *map(repaired, range(len(FAILURES)))}
+    calls |= {imputations()[1], *(repaired(place).call for place in range(len(FAILURES)))}
     left = {place: call for place, call in remedies() if not any(re.fullmatch(call, one) for one in calls)}
     assert not left, "add failures to tests/contracts/failures.py"
+
+
+def test_each_error_with_a_remedy_is_raised_in_a_failure():
+    lines = {line for place in range(len(FAILURES)) for line in repaired(place).lines}
+    left = [
+        str(one)
+        for one in raised()
+        if one.remedy
+        and not any((str(PACKAGE / one.path), line) in lines for line in range(one.first, one.last + 1))
+    ]
+    assert not left, "add failures to tests/contracts/failures.py"
+
+
+def test_what_an_error_recommends_is_its_remedy():
+    left = [f"{one}: {said}" for one in raised() for said in recommended_in_words(one)]
+    assert not left, "give it a remedy, or state a fact"
 
 
 @cache
@@ -128,3 +145,19 @@ def test_errors_of_remote_sites_have_no_call():
     with pytest.raises(PolicyError, match=r"wrong\. Use it") as caught:
         unpack_reply(pack_refusal("s", error))
     assert caught.value.remedy is None
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        ("wrong; use a=1", "use a=1"),
+        ("wrong. Use fewer, or f(x)", "Use fewer, or f(x)"),
+        ("wrong; f(x) helps", "f(x) helps"),
+        ("lost: 'fedstat site pin FOLDER' helps", "'fedstat site pin FOLDER' helps"),
+        ("f(x) needs a=1", ""),
+        ("a=1 has no use for b=2", ""),
+        ("wrong; use fewer columns", ""),
+    ],
+)
+def test_recommendations_are_recognized(text, clause):
+    assert recommends(text) == clause

@@ -56,6 +56,7 @@ from fedstat.models.horizontal.site_results import (
 )
 from fedstat.models.horizontal.variable_changes import changes_request
 from fedstat.models.margins import (
+    AT_OVERALL,
     Change,
     ChangesRequest,
     MarginalEffects,
@@ -411,9 +412,8 @@ class CategoryResults(SiteFitsResults):
             first, second, n = sums.first, sums.second, float(fit.counts[0].sum())
             changed = [sums.effects / n, sums.slopes / n]
         elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
-            raise NotAvailableError(
-                "get_margeff: at='mean' needs means that sites do not report; use at='overall'"
-            )
+            why = "get_margeff: at='mean' needs means that sites do not report"
+            raise NotAvailableError(why, remedy=AT_OVERALL)
         else:
             directions = at_one_row(directions, at)
             several = [one for one in directions if one.plain is None and not one.problem]
@@ -876,8 +876,8 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
 
     def _effect_part(self) -> tuple[Floats, Floats]:
         raise NotAvailableError(
-            "effect: it differs by category; plot_probabilities() and get_margeff() show it for all "
-            "categories"
+            "effect: it differs by category",
+            remedy=Remedy("get_margeff()", "{call} and plot_probabilities() show it for all categories"),
         )
 
     def _effect_words(self) -> tuple[str, str, str]:

@@ -147,7 +147,8 @@ class SiteRisks(Objective):
             raise DesignError(
                 f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
                 "have no order. Check the column, or leave the site out. Matched sets, as of conditional "
-                "logistic regression, order cases before controls: Surv(2 - case, case) ~ x + strata(set)"
+                "logistic regression, order cases before controls, as in Surv(2 - case, case) ~ x + "
+                "strata(set)"
             )
         events = table.weight[table.event].sum()
         return risks, {"response": np.array([table.weight.sum(), events, float(table.event.sum())])}

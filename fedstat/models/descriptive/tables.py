@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError
+from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
@@ -176,8 +176,11 @@ def _holder(partition: ClientPartition, column: str, by: str | None) -> ClientPa
     if by is not None and by not in partition.columns[holders[0]]:
         raise ModelError(
             f"by: {by!r} is not at site {holders[0]!r}, which holds {column!r}. Each site counts its own "
-            "columns on intervals; table_one(by=...) has means and standard deviations by a group of another "
-            "site"
+            "columns on intervals",
+            remedy=Remedy(
+                "table_one(partition, [{column!r}], by={by!r})",
+                "{call} has means and standard deviations by a group of another site",
+            ).filled(column=column, by=by),
         )
     return replace(partition._among(holders), layout="horizontal")
 

@@ -15,7 +15,7 @@ from fedstat.federation.design.horizontal_steps import standardization, translat
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.glm.fedavg import momentum_step, sample_sites
+from fedstat.kernels.glm.fedavg import SLOWER, momentum_step, sample_sites
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.progress_line import counted
 from fedstat.typing import Array, Floats, Matrix, Vector
@@ -249,8 +249,8 @@ class FedAvgProtocol:
         if rows < (1.0 - TINY_SHARE) * expected:
             raise EstimationError(
                 f"round {number + 1}: at the coefficients of an epoch, a few rows of a site have nearly all "
-                "weight, and the site sends no sums: the descent runs away. Use a smaller learning_rate, or "
-                "standardize the covariates (standardize=True)"
+                "weight, and the site sends no sums: the descent runs away",
+                remedy=SLOWER,
             )
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
         moved, weight = add(replies, "beta"), float(add(replies, "weight"))
@@ -304,8 +304,8 @@ class FedAvgProtocol:
         outside = [repr(reply.site) for reply in replies if not reply.arrays["inside"]]
         where = "of some sites" if self.session.masked else f"of site {', '.join(outside)}"
         raise EstimationError(
-            f"after the last round, family {self.distribution} does not allow some of the means {where}; use "
-            "a smaller learning_rate, standardize=True, or another link"
+            f"after the last round, family {self.distribution} does not allow some of the means {where}",
+            remedy=SLOWER,
         )
 
     def _sums(self, replies: Sequence[Reply]) -> FinalSums:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.errors import DescriptionError, EstimationError, MessageError
+from fedstat.errors import DescriptionError, EstimationError, MessageError, Remedy
 from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure import facts
@@ -278,7 +278,8 @@ def run_epochs(
             "order",
             data.name,
             f"expects round {last + 2}, the first one at the coefficients of the start, and received round "
-            f"{int(number) + 1}. Draw all sites in each round (fraction=1.0), or mask their sums",
+            f"{int(number) + 1}",
+            remedy=Remedy("fit(..., fraction=1.0)", "Draw all sites by {arguments}, or mask their sums"),
         )
     state.keep(ROUND, int(number))
     state.report(facts.SampledSites(drawn))

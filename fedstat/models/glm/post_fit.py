@@ -47,6 +47,9 @@ from fedstat.models.horizontal.response import RowsResponse, check_groups, divid
 from fedstat.models.horizontal.session import add
 from fedstat.models.horizontal.variable_changes import changes_request, level_counts
 from fedstat.models.margins import (
+    AT_OVERALL,
+    AT_OVERALL_OR_MEAN,
+    BY_COLUMN,
     HEADINGS,
     Change,
     ChangesRequest,
@@ -116,8 +119,7 @@ def marginal_effects(
 ) -> MarginalEffects:
     """Return the effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, with its errors."""
     if at in STAY:
-        remedy = Remedy("get_margeff(at='overall')", "Use {arguments} or at='mean'")
-        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}", remedy=remedy)
+        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}", remedy=AT_OVERALL_OR_MEAN)
     check_choice("at", at, WHERE)
     check_choice("method", method, tuple(HEADINGS))
     if count:
@@ -208,7 +210,8 @@ def _check_directions(
     if wrong := [names[j] for j in held if j not in free]:
         raise ModelError(
             f"get_margeff: atexog: {', '.join(wrong)} changes with a variable of several columns, and cannot "
-            "be fixed for its effect. Give columns=True for the effects of single columns"
+            "be fixed for its effect",
+            remedy=BY_COLUMN,
         )
 
 
@@ -250,9 +253,6 @@ def _binary(result: GLMStatements) -> list[int]:
     mean, variance = design.mean, design.spread**2
     binary = np.abs(variance - mean * (1.0 - mean)) <= BINARY * np.maximum(variance, BINARY)
     return [j for j in np.flatnonzero(binary).tolist() if design.names[j] != INTERCEPT]
-
-
-AT_OVERALL = Remedy("get_margeff(at='overall')", "use {arguments}")
 
 
 def _check_at_row(result: GLMStatements, at: str) -> None:
@@ -300,8 +300,8 @@ def _over_rows(
     model: HorizontalModel | None = result._model
     if model is None:
         raise NotAvailableError(
-            "get_margeff: this result was read from a file and has no partition; fit the model again, or use "
-            "at='mean'"
+            "get_margeff: this result was read from a file and has no partition",
+            remedy=Remedy("get_margeff(at='mean')", "fit the model again, or use {arguments}"),
         )
 
     def protocol(model: HorizontalModel) -> FitProtocol[Found]:
@@ -646,7 +646,8 @@ def compare_deviances(full: GLMStatements, restricted: CoefficientResults) -> FT
     if not full.estimates_dispersion:
         raise NotAvailableError(
             f"compare_f_test: the dispersion of {full.distribution} was fixed at {full.scale:g} and not "
-            'estimated; use compare_lr_test, or fit with scale="X2"'
+            "estimated",
+            remedy=Remedy("fit(..., scale='X2')", "use compare_lr_test, or fit with {arguments}"),
         )
     df_diff = check_nested(full.estimate, small.estimate, full._spans(small))
     statistic = max(small.deviance - full.deviance, 0.0) / df_diff / full.scale

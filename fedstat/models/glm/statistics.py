@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, overload
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
@@ -95,8 +95,10 @@ def at_the_sites(what: str) -> property:
 
     def refuse(self: GLMStatements) -> NoReturn:
         raise NotAvailableError(
-            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts your "
-            "own rows, and evaluate() assesses the predictions at the sites"
+            f"no {what}: they are one value per row, which stay at the sites",
+            remedy=Remedy(
+                "evaluate()", "{call} assesses predictions at the sites, predict(frame) is for your own rows"
+            ),
         )
 
     return property(refuse, doc=f"Not available: {what} stay at the sites.{AT_THE_SITES}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError, ModelError, Remedy
 from fedstat.federation.design.derivatives import code_frame, known_limits
 from fedstat.federation.design.formula.terms import term_columns
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
@@ -46,7 +46,8 @@ def effect_contrasts(
     if column not in names:
         raise ModelError(f"effect: the model has no column {column!r}; its columns: {', '.join(names)}")
     if column in levels:
-        raise ModelError(f"effect: {column!r} holds categories; tidy() lists the effects of its levels")
+        remedy = Remedy("tidy()", "{call} lists the effects of its levels")
+        raise ModelError(f"effect: {column!r} holds categories", remedy=remedy)
     if wrong := [name for name in at if name not in names or name == column]:
         raise ModelError(f"at: expected other columns of the model than {column!r}, received {wrong}")
     together = [term_columns(term) for term in agreement.question.read_terms()]

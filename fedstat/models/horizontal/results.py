@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
@@ -564,5 +564,6 @@ class RowsResults(DesignResults):
     def auc(self) -> float:
         """Area under the curve of the latest :meth:`evaluate`."""
         if self._record.auc is None:
-            raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
+            remedy = Remedy("evaluate()", ": call {call} first, which asks the sites for counts")
+            raise NotAvailableError("no AUC", remedy=remedy)
         return self._record.auc

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import ModelError, Remedy
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Note
 from fedstat.models.checks import check_integer, checks_names
@@ -89,10 +89,14 @@ def impute(
     if partition.layout != "vertical":
         raise ModelError(
             "impute: the sites have different rows. Each site can impute its own rows, for example with "
-            "scikit-learn; fs.pool() pools the fits"
+            "scikit-learn",
+            remedy=Remedy("pool(results)", "{call} pools the fits"),
         )
     model = VFEMRegression.from_formula(formula, partition, missing=missing, coordinator=coordinator)
-    fit = model.fit(cov_type="none")
+    try:
+        fit = model.fit(cov_type="none")
+    except EstimationError as error:  # impute has no arguments of a fit
+        raise error.without_remedy() from None
     assert fit.exchange is not None
     patterns = sums_of(fit.exchange.moments, str(fit.model.endog_names))
     drawn, correlation = impute_sums(patterns, m, np.random.default_rng(seed))

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.codec import Minimum
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import EstimationError, MessageError, Remedy
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.family import include, step
@@ -82,7 +82,8 @@ def decompose(
     if len(common) < 2:
         raise EstimationError(
             f"method='vfedtrans' decomposes the columns of entities that all sites have; there are "
-            f"{len(common)} to learn from. Use method='laser' or 'local'"
+            f"{len(common)} to learn from",
+            remedy=Remedy("fit(..., method='laser')", "Use {arguments} or 'local'"),
         )
     every = np.ones((1, len(layout.sites)), dtype=np.bool_)
     sides = product_operands(layout, BLOCK, np.where(chosen, 0, -1), every)

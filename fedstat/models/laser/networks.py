@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import EstimationError, MessageError, Remedy
 from fedstat.kernels.split_networks import adam_step, count_parameters, draw_parameters, forward, gradient
 from fedstat.typing import Floats, Ints
 
@@ -119,11 +119,11 @@ class Networks:
         return gradient(self.theta[i], self.widths, A, D, False)[0]
 
 
-def diverged(site: str, what: str, networks: Networks) -> str:
-    """Report that training diverged, with a remedy."""
-    return (
-        f"{site}: {what} are not finite with a learning rate of {networks.optimizer.learning_rate:g}; use a "
-        "smaller one, as in learning_rate=0.001"
+def diverged(site: str, what: str, networks: Networks) -> EstimationError:
+    """Return the error that training diverged."""
+    return EstimationError(
+        f"{site}: {what} are not finite with a learning rate of {networks.optimizer.learning_rate:g}",
+        remedy=Remedy("fit(..., learning_rate=0.001)", "use a smaller one, as in {arguments}"),
     )
 
 

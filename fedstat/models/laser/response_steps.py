@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.errors import DesignError, MessageError, Remedy
 from fedstat.federation import message
 from fedstat.federation.crypto.keys import keystream
 from fedstat.federation.design.vertical_design import response_of
@@ -114,12 +114,16 @@ def stage_outcome(
     classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(classes) < 2 or len(classes) > (2 if request.kind == "binary" else MOST_CLASSES):
         one = "networks learn nothing from one class; choose entities with others"
-        more = "a binary one has two; use outcome='multiclass' or 'normal'"
-        most = f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
+        more, most = "a binary one has two", f"classes are 2 to {MOST_CLASSES}"
+        other = "multiclass" if 2 < len(classes) <= MOST_CLASSES else "normal"
+        remedy = Remedy("from_formula(..., outcome={other!r}).fit(...)", "use {arguments}").filled(
+            other=other
+        )
         raise DesignError(
             f"{data.name}: response '{request.response}' has {len(classes):,} "
             f"{'value' if len(classes) == 1 else 'values'} among the {len(y):,} entities of this fit; "
-            + (one if len(classes) < 2 else more if request.kind == "binary" else most)
+            + (one if len(classes) < 2 else more if request.kind == "binary" else most),
+            remedy=remedy if len(classes) > 2 else None,
         )
     labels, flip, total = code.astype(np.float64), None, 0.0
     if request.label_epsilon:
@@ -245,7 +249,7 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
     for number in np.flatnonzero(of_heads.any(axis=1)).tolist():
         heads.networks.learn(number, of_heads[number])
     if not np.isfinite(loss):
-        raise EstimationError(diverged(data.name, "losses", heads.networks))
+        raise diverged(data.name, "losses", heads.networks)
     reported = {"gradient": np.ascontiguousarray(gradient)}
     if len(batch.rows) < data.min_count:  # the loss of so few entities nearly reveals that of each
         return reported

@@ -147,9 +147,12 @@ def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
 # Results of a split network: predictions with any set of sites, and their releases.
 
 NO_ERRORS = (
-    "networks have no standard errors: their weights are not identified, because units are interchangeable. "
-    "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and sites() "
-    "the contribution of each site"
+    "networks have no standard errors: their weights are not identified, because units are interchangeable"
+)
+OTHER_FIGURES = Remedy(
+    "sites()",
+    "{call} has the contribution of each site, predict_set() sets and intervals with a coverage, evaluate() "
+    "intervals of the AUC",
 )
 Conditional = Literal["label"]
 
@@ -160,14 +163,13 @@ class NoCoefficients:
     def __repr__(self) -> str:
         return f"<no coefficients: {NO_ERRORS}>"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise NotAvailableError(NO_ERRORS)
+    def __getattr__(self, name: object) -> NoReturn:
+        raise NotAvailableError(NO_ERRORS, remedy=OTHER_FIGURES)
 
-    def __getitem__(self, name: object) -> NoReturn:
-        raise NotAvailableError(NO_ERRORS)
+    __getitem__ = __getattr__
 
     def __iter__(self) -> NoReturn:
-        raise NotAvailableError(NO_ERRORS)
+        self.__getattr__("iter")
 
 
 class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", record=LASERRecord):

@@ -380,7 +380,7 @@ def _run(data: SiteData, site: SiteTraining, rows: Ints) -> tuple[list[Floats], 
     activations = [networks.activate(i, X) for i in range(m)]
     outputs = np.hstack([networks.output(A).T for A in activations])
     if not np.isfinite(outputs).all():
-        raise EstimationError(diverged(data.name, "outputs of the networks", networks))
+        raise diverged(data.name, "outputs of the networks", networks)
     return activations, outputs
 
 

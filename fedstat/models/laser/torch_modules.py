@@ -65,7 +65,7 @@ def check_module(site: str, module: Any, columns: int, width: int) -> None:
     if found != (2, width):
         raise ModelError(
             f"representations: the module of '{site}' returns {found} for (2, {columns}), expected "
-            f"(2, {width}); give its last layer the width={width}, or change that argument"
+            f"(2, {width}), of which {width} is the argument width"
         )
 
 
@@ -84,7 +84,7 @@ class ModuleNetworks(Networks):
         if name not in MODULES:
             raise MessageError(
                 "the module of this site is not known in this process: it stays where it was made. "
-                "Make the model there, or register the module under its name by register_module()"
+                "A process has the modules of models that it made, and those given to register_module"
             )
         module = MODULES[name]
         theta = _vector(module)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.kernels.split_networks import subsets_within
 from fedstat.models.checks import check_choice
 from fedstat.models.laser.networks import Optimizer
@@ -108,7 +108,8 @@ def networks_by_set(K: int, heads: HeadLayout) -> NetworkAssembly:
     if K > MOST_COMBINED:
         raise ModelError(
             f"method='combinatorial' trains a network for each of {(1 << K) - 1:,} sets of sites; "
-            f"expected {MOST_COMBINED} sites at most. Use method='laser'"
+            f"expected {MOST_COMBINED} sites at most",
+            remedy=Remedy("fit(..., method='laser')", "Use {arguments}"),
         )
     networks: list[int] = []
     tasks = []

@@ -33,6 +33,7 @@ from fedstat.models.horizontal.response import OVER_ROWS, RowsResponse, check_gr
 from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
 from fedstat.models.horizontal.variable_changes import changes_request
 from fedstat.models.margins import (
+    AT_OVERALL,
     Change,
     ChangesRequest,
     MarginalEffects,
@@ -317,9 +318,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         chosen: CoefficientCovariance | KenwardRoger = found
         if method == "kenward-roger":
             if not sums.reml:
-                raise NotAvailableError(
-                    "kenward-roger: it needs variances by REML; make the model with reml=True"
-                )
+                why = "kenward-roger: it needs variances by REML"
+                remedy = Remedy("from_formula(..., reml=True).fit(...)", "make the model with {arguments}")
+                raise NotAvailableError(why, remedy=remedy)
             chosen = kenward_roger(self._record.fit, sums)
         error = np.sqrt(np.diag(chosen.cov))
         df = np.array([chosen.df(row) for row in np.eye(len(error))])
@@ -362,7 +363,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 remedy=Remedy("from_formula(..., reml=False).fit(...)", "make both models with {arguments}"),
             )
         if not isinstance(restricted, MixedResults) or self._terms() != restricted._terms():
-            raise ModelError("compare_lr_test: the random effects differ; test_variances() tests them")
+            remedy = Remedy("test_variances()", "{call} tests them")
+            raise ModelError("compare_lr_test: the random effects differ", remedy=remedy)
         return super().compare_lr_test(restricted)
 
     def _terms(self) -> set[str]:
@@ -864,10 +866,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             effects, slopes = sums.effects / fit.design.n.sum(), sums.slopes / fit.design.n.sum()
             changed = {one.name: both for one, *both in zip(asked, effects.tolist(), slopes, strict=True)}
         elif not linear and self.basis.agreement.question.offsets:
-            raise NotAvailableError(
-                "get_margeff: at='mean' needs a value of the offset, but its mean is unknown; use "
-                "at='overall'"
-            )
+            why = "get_margeff: at='mean' needs a value of the offset, but its mean is unknown"
+            raise NotAvailableError(why, remedy=AT_OVERALL)
         elif not linear:
             slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
             changed = {one.name: fit.change_at(one, fit.design.mean) for one in several}

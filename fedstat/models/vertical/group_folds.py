@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.design.vertical_design import FoldsRequest, design_request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
@@ -71,7 +71,7 @@ class GroupFolds:
         if fewest < least:
             raise EstimationError(
                 f"the smallest of {folds} folds by '{self.column}' has {fewest:,} entities, but sums of "
-                f"products are released only over {least:,} or more; use fewer folds, as in "
-                f"folds=('{self.column}', 2), or select='bic'"
+                f"products are released only over {least:,} or more",
+                remedy=Remedy("fit(..., select='bic')", "use fewer folds, or {arguments}"),
             )
         return code

@@ -215,7 +215,10 @@ class VerticalModel(Explainable):
                 f" They lack values of {lacking}. {which} does not condition on a part of a block; unused "
                 f"observed values: {lost}."
             )
-        warn(f"{reported} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
+        warn(
+            f"{reported} The argument partial of a partition has the alternatives 'mean' and 'error'.",
+            DataWarning,
+        )
 
 
 def read_roles(

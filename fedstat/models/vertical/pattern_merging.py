@@ -18,6 +18,7 @@ never be released in addition, because the difference would reveal the few entit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -25,7 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
 from fedstat.typing import Bools, Floats, Ints
@@ -155,14 +156,14 @@ def plan_merges(
     rule: PatternRule,
     *,
     largest_share: float = LARGEST_SHARE,
-    otherwise: str = "",
+    remedy: Remedy | None = None,
 ) -> MergePlan:
     """Find a coarser pattern for the entities of every pattern (G, U) that has too few, of n (G,).
 
     Leaving unit u out of n_g entities loses the share n_g / n_u of its information, n_u the number of
     entities that have it, in proportion to its columns among those of its site; the units with the smallest
     sum of these are left out. Patterns with more units are moved first, because their entities may fill a
-    coarser one. Raises EstimationError, which ends with `otherwise`, if more than `largest_share` of the
+    coarser one. Raises EstimationError, with the remedy, if more than `largest_share` of the
     entities would count as missing at a site although they have all its columns, or be left out.
     """
     if rule.min_count < 1:
@@ -180,7 +181,7 @@ def plan_merges(
         begin = [patterns, coarse] if len(n) <= MOST_PATTERNS else [coarse]
         plans = [merge_patterns(patterns, rows, n, rule, cost) for rows in begin]
         plan = max(plans, key=lambda one: float(n @ one.shows(one.target) @ sizes))
-    check_share(plan, n, largest_share, otherwise)
+    check_share(plan, n, largest_share, remedy)
     return plan
 
 
@@ -315,16 +316,16 @@ class PatternMerger:
         yield coarser
 
 
-def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str) -> None:
+def check_share(plan: MergePlan, n: Floats, largest_share: float, remedy: Remedy | None) -> None:
     """Refuse a plan that changes too much, and state the share of the entities."""
     changed, total = plan.moved + plan.left_out, float(n.sum())
     if changed > largest_share * total:
         raise EstimationError(
             f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing "
             "patterns with too few entities to be released (min_count, and twice as many as columns and "
-            f"response), but at most {100 * largest_share:g} % may count as missing instead (max_moved); "
-            "leave out columns or a site, or allow more (no bias if records are missing completely at "
-            f"random){otherwise}"
+            f"response), but at most {100 * largest_share:g} % may count as missing instead; "
+            "leave out columns or a site",
+            remedy=remedy and remedy.filled(share=math.ceil(100 * changed / total) / 100),
         )
 
 

@@ -33,6 +33,7 @@ from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.iteration.state import FAMILY, InitialValues, Iteration, IterationOptions, Progress
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
+from fedstat.models.vfem.weighted import ALL_ENTITIES
 
 # ----------------------------------------------------------------------------------------------------
 # The entities and blocks that take part in a fit of VFEM, by method.
@@ -59,10 +60,10 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
     if layout.n <= layout.p + 1:
         have = "are complete at" if complete else "take part, with columns at"
-        instead = "use method='vfem', or leave sites out" if complete else "leave out columns or sites"
         raise EstimationError(
             f"method='{method}': {layout.n} entities {have} {', '.join(layout.sites)}, but "
-            f"{layout.p + 1} coefficients need more; {instead}"
+            f"{layout.p + 1} coefficients need more" + "; leave out columns or sites" * (not complete),
+            remedy=ALL_ENTITIES if complete else None,
         )
     return layout
 

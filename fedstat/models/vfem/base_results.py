@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike
@@ -445,8 +445,8 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         if self._held.exchange is None:
             raise NotAvailableError(
                 "standardized: this fit has no standard deviations of its columns (a fit in this session "
-                "with exchange='moments' or, with a family, between='free' has them). Give them by name of "
-                'the coefficient, as standardized={"age": 12.4, ...}'
+                "with exchange='moments' or, with a family, between='free' has them); expected them by name "
+                'of the coefficient, as in {"age": 12.4}'
             )
         moments = self._held.exchange.moments
         return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])
@@ -460,8 +460,8 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         values = self._held.fitted.get(what)
         if values is None and self._held.exchange is not None and self._fit.distribution == NORMAL:
             raise NotAvailableError(
-                f"no {what} values: exchange='moments' releases no row-level values. predict(partition) "
-                "requests linear predictors from every site, as does fit(exchange='iterative')"
+                f"no {what} values: exchange='moments' releases no row-level values",
+                remedy=Remedy("predict(partition)", "{call} requests linear predictors from every site"),
             )
         if values is None:
             raise NotAvailableError(

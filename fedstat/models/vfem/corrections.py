@@ -55,7 +55,11 @@ def correct_skewness(fit: JointNormalFit, covariance: PsiCovariance | None) -> C
     if not fit.moments.complete:
         raise NotAvailableError(
             "correction='skewness' requires entities that have all of a site's columns or none, but some "
-            "have a part; make the ClientPartition with partial='drop'"
+            "have a part",
+            remedy=Remedy(
+                "ClientPartition.from_frames(..., partial='drop')",
+                "make the ClientPartition with partial='drop'",
+            ),
         )
     found = without_skewness(fit)
     psi = None if covariance is None else PsiCovariance(simulated_covariance(found), SIMULATED)

@@ -327,7 +327,7 @@ class JointIteration(QuasiNewtonIteration):
                 return root, np.tril(cho_factor(own / np.outer(root, root), lower=True)[0])
             except np.linalg.LinAlgError:
                 continue
-        raise EstimationError(not_determined(self.linear.moments, at.joint.Q))
+        raise not_determined(self.linear.moments, at.joint.Q)
 
     def _scale(self, score: Floats) -> Floats:
         root, factor = self.factor

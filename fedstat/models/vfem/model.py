@@ -15,7 +15,12 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_choice, check_integer, check_share, checks_arguments, kind_of
 from fedstat.models.run import Call, FitAttempt, run_fit
-from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
+from fedstat.models.vertical.exchange.patterns import (
+    MORE_MOVED,
+    PatternExchange,
+    SmallPatterns,
+    exchange_patterns,
+)
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.base_model import (
@@ -62,17 +67,17 @@ from fedstat.models.vfem.weighted import (
 )
 from fedstat.typing import Floats
 
-INDEPENDENT_ALTERNATIVE = (
-    ", or from_formula(..., between='independent'), which uses no sums by missing pattern"
+INDEPENDENT_ALTERNATIVE = MORE_MOVED.filled(
+    otherwise=", or from_formula(..., between='independent'), which uses no sums by missing pattern"
 )
-"""Remedy if too many entities are in patterns that are too small, or if no third party can deal."""
+"""Remedy if too many entities are in patterns that are too small."""
 BLOCKS = Remedy("from_formula(..., between='independent').fit(...)", "use from_formula(..., {arguments})")
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Limits of the fit that gives the first coefficients: a small score suffices, even if coefficients still
 move."""
-ITERATIVE_ALTERNATIVE = (
-    ", or from_formula(..., between='independent') and fit(exchange='iterative'), which assumes independent "
-    "blocks and releases values per entity"
+ITERATIVE_ALTERNATIVE = MORE_MOVED.filled(
+    otherwise=", or from_formula(..., between='independent') and fit(exchange='iterative'), which assumes "
+    "independent blocks and releases values per entity"
 )
 """Remedy of VFEM if too many entities are in missing patterns that are too small."""
 
@@ -83,8 +88,9 @@ def warn_of_open_ranges(result: VFEMResults) -> None:
         warn(
             "the data do not determine all coefficients, because two sites share too few entities for a "
             "covariance of their columns. Intervals and p-values contain all values that the data leave "
-            "open; see .sensitivity()",
+            "open",
             AssumptionWarning,
+            remedy=Remedy("sensitivity()", "see {call}"),
         )
 
 
@@ -548,7 +554,10 @@ class VFEMGLM(VFEMModel):
                     remedy=BLOCKS,
                 )
             least = max(self.partition.min_count, LEAST_PATTERN + LEAST_OF_ALPHA * wanted.estimates_alpha)
-            wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
+            wanted = replace(
+                wanted,
+                small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE),
+            )
         return run_fit(self, call, VFEMGLM._fit_by_iteration, wanted, VFEMGLMResults)
 
     def _linear(self) -> VFEMRegression:

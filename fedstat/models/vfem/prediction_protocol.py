@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.partition.partition import ClientPartition
@@ -174,7 +174,8 @@ def column_order(psi: Floats, fit: VFEMFit, sites: tuple[str, ...]) -> Floats:
         raise NotAvailableError(
             "get_prediction: standard errors for entities that lack columns need the covariance of all "
             "covariances, which a fit with this many columns, with correction='skewness' or with "
-            "method='weighted', does not store; predict() does not need it"
+            "method='weighted', does not store",
+            remedy=Remedy("predict(partition)", "{call} does not need it"),
         )
     beta = [every[places.beta(k)] for k in range(len(sites))]
     mu = [every[places.mu(k)] for k in range(len(sites))]

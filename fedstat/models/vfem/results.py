@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.evaluation import shapley_values
@@ -403,8 +403,8 @@ class VFEMResults(
             )
         if restricted.between != self.between:
             raise ModelError(
-                f"compare_lr_test: one fit has between={self.between!r}, the other {restricted.between!r}; "
-                "independence_lr_test() compares the two models"
+                f"compare_lr_test: one fit has between={self.between!r}, the other {restricted.between!r}",
+                remedy=Remedy("independence_lr_test()", "{call} compares the two models"),
             )
         self._check_same_records(restricted)
         df_diff = check_nested(self.estimate, restricted.estimate)

@@ -46,6 +46,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 MOST_GROUPS, FEWEST_GROUPS = 25, 6
 JACKKNIFE = "jackknife"
+ALL_ENTITIES = Remedy("fit(..., method='vfem')", "leave out columns or sites, or use {arguments}")
 Set = tuple[str, ...]
 
 
@@ -97,8 +98,8 @@ def random_groups(layout: Layout, sets: Mapping[Set, Bools], min_count: int) -> 
             which = " and ".join(f"'{k}'" for k in sites) or f"'{layout.active}'"
             raise EstimationError(
                 f"method='weighted': {int(has.sum()):,} entities have the columns of {which}, but "
-                f"{FEWEST_GROUPS} random groups of at least {least[sites]} are needed; leave out columns or "
-                "a site, or use method='vfem'"
+                f"{FEWEST_GROUPS} random groups of at least {least[sites]} are needed",
+                remedy=ALL_ENTITIES,
             )
     return order % groups, groups
 
@@ -131,7 +132,7 @@ def exchange_weighted(
         raise NotAvailableError(
             f"method='weighted' requires that '{H}', the site of the response, has its own columns for all "
             "entities with a response",
-            remedy=Remedy("fit(method='vfem')", "leave these columns out, or use {arguments}"),
+            remedy=ALL_ENTITIES,
         )
     remote = [k for k in layout.sites if k != H]
     seen = {k: np.isin(np.arange(n), layout.kept[k]) for k in remote}
@@ -271,7 +272,8 @@ def weighted_estimate(sums: WeightedSums) -> tuple[Floats, Floats, Floats]:
     if np.linalg.eigvalsh(mean_and_covariance(moments)[1])[0] <= 0.0:
         raise EstimationError(
             "method='weighted': the moments of pairs of sites are not those of any sample (the covariance is "
-            "not positive definite); use fewer columns, or method='vfem'"
+            "not positive definite)",
+            remedy=ALL_ENTITIES,
         )
     fixed, G, replicates = sums.order(()), len(sums.base), []
     for g in range(G):

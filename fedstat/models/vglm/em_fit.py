@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.inference.convergence import rounding_error
 from fedstat.inference.covariance import delta_method
 from fedstat.kernels.penalized.coordinate_descent import GramSolver, degrees_of_freedom
@@ -451,7 +451,8 @@ def blocks_stability(
             except EstimationError:
                 continue
     if not counts:
-        raise EstimationError("draws: no random half of the entities determines an estimate; use draws=0")
+        why = "draws: no random half of the entities determines an estimate"
+        raise EstimationError(why, remedy=Remedy("fit(..., draws=0)", "use {arguments}"))
     numbers = [np.logical_or.accumulate(found, axis=0).sum(axis=1) for found in counts]
     return np.mean(counts, axis=0), np.mean(numbers, axis=0)
 
@@ -515,7 +516,7 @@ def refit_blocks(joint: WorkingModel, support: Bools) -> tuple[Refit, float]:
     try:
         cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(moments, fit.point.Q)) from None
+        raise not_determined(moments, fit.point.Q) from None
     # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
     J = np.zeros((1 + k, 2 + k + P))
     center = fit.point.mu + moments.center[:-1] / scale

@@ -29,7 +29,12 @@ from fedstat.models.checks import (
     masks_rows,
 )
 from fedstat.models.run import Call, FitAttempt, run_fit
-from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
+from fedstat.models.vertical.exchange.patterns import (
+    MORE_MOVED,
+    SmallPatterns,
+    remember_patterns,
+    reuse_patterns,
+)
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.edges import Between
@@ -214,8 +219,12 @@ class VerticalGLM(VerticalModel):
         if self._em and between != "independent" and self.layout.p > MOST_FREE:
             raise ModelError(
                 f"missing='em' with between='free' supports at most {MOST_FREE} columns; received "
-                f"{self.layout.p}. Leave columns out, or use between='independent', which is biased if "
-                "columns of two sites are correlated"
+                f"{self.layout.p}",
+                remedy=Remedy(
+                    "from_formula(..., between='independent').fit()",
+                    "Leave columns out, or use {arguments}, which is biased if columns of two sites are "
+                    "correlated",
+                ),
             )
         self._groups = make_groups(self.layout, group_terms, self.unpenalized)
         warn_of_incomplete(self.layout)
@@ -444,7 +453,7 @@ class VerticalGLM(VerticalModel):
             product_session=SecureProductSession(
                 FAMILY, self._session, self._agreement.at, least=self.layout.least
             ),
-            small=SmallPatterns(self.partition.min_count, max_moved, each=self.layout.each),
+            small=SmallPatterns(self.partition.min_count, max_moved, MORE_MOVED, self.layout.each),
             # Without a penalty, there is nothing that first estimates could divide, or steps linearize.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalized else setup,
             choice=choice,
@@ -516,8 +525,8 @@ class VerticalGLM(VerticalModel):
             )
         if choice.by and choice.split and not normal:
             raise ModelError(
-                "folds: with inference='split' the halves are random, and keep no groups together, unless "
-                "the normal family has exchange='products'; expected a number"
+                "folds: expected a number; with inference='split' the halves are random, so that no groups "
+                "stay together, unless the normal family has exchange='products'"
             )
         if choice.splits > 1 and (not normal or not choice.split or choice.cross_validates):
             raise ModelError(

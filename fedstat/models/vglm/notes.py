@@ -32,7 +32,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.outcome import SelectionOutcome
-from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
+from fedstat.models.vglm.path_setup import EVERY_ENTITY, describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
 FREE = Remedy(
@@ -231,7 +231,7 @@ def _left_out(layout: Layout) -> Iterator[Note]:
     if layout.left_out:
         # Entities that a single missing value costs are the first thing that an analyst can mend.
         kind = "left_out/values" if layout.lacking else "left_out"
-        yield NOTES.note(kind, entities=describe_incomplete(layout))
+        yield NOTES.note(kind, entities=EVERY_ENTITY.after(describe_incomplete(layout)))
 
 
 def _unbounded(reason: str) -> Iterator[Note]:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import DataWarning, EstimationError, ModelError, warn
+from fedstat.errors import DataWarning, EstimationError, ModelError, Remedy, warn
 from fedstat.federation.design.vertical_design import Design
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.row_checks import entities_per_equation
@@ -47,10 +47,16 @@ def make_layout(design: Design, policies: Iterable[Policy], *, incomplete: bool 
     return layout
 
 
+EVERY_ENTITY = Remedy(
+    "from_formula(..., missing='em').fit()",
+    "from_formula(..., missing='em') uses all entities, with the normal family",
+)
+
+
 def warn_of_incomplete(layout: Layout) -> None:
     """Warn of entities that are left out because a site lacks them."""
     if layout.left_out:
-        warn(f"{describe_incomplete(layout)}.", DataWarning)
+        warn(describe_incomplete(layout), DataWarning, remedy=EVERY_ENTITY)
 
 
 def describe_incomplete(layout: Layout) -> str:
@@ -60,8 +66,7 @@ def describe_incomplete(layout: Layout) -> str:
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
         f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and "
         "were left out: valid, with larger standard errors, if missingness depends on the columns "
-        "alone, but biased if it depends on the response given the columns; "
-        'from_formula(..., missing="em") uses all entities, with the normal family'
+        "alone, but biased if it depends on the response given the columns"
         f"{describe_lacking(layout)}"
     )
 
@@ -78,7 +83,8 @@ def assign_folds(n: int, folds: int, least: int, random: np.random.Generator) ->
     if n // folds < least:
         raise EstimationError(
             f"{folds} folds of {n:,} entities have {n // folds:,} each, but sums of products are released "
-            f"only over {least:,} or more; use at most {max(n // least, 1)} folds, or select='bic'"
+            f"only over {least:,} or more",
+            remedy=Remedy("fit(..., select='bic')", "use fewer folds, or {arguments}"),
         )
     return np.asarray(random.permutation(np.arange(n) % folds), dtype=np.int64)
 
@@ -164,7 +170,8 @@ def ridge_grid(H: Floats, groups: CoefficientGroups, ratio: float, size: int) ->
     at = groups.columns(groups.penalized)
     if not len(at):
         raise ModelError(
-            "penalty 'ridge': no column is penalized; leave columns out of unpenalized, or fit(lam=0)"
+            "penalty 'ridge': no column is penalized",
+            remedy=Remedy("fit(lam=0)", "leave columns out of unpenalized, or {call}"),
         )
     H = H[np.ix_(at, at)]
     largest = NEGLIGIBLE * float(np.linalg.eigvalsh(H)[-1])

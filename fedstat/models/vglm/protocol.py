@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.vertical.exchange.patterns import PatternExchange, exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
@@ -193,6 +193,9 @@ def _check_grams(layout: Layout, needed: int) -> None:
     if layout.most_grams < needed:
         raise EstimationError(
             f"{needed} weighted sums of products of {layout.p} columns are needed, but over {layout.n:,} "
-            f"entities at most {layout.most_grams} are released; use fewer columns or folds, select='bic' "
-            "instead of 'cv', or inference='conditional'"
+            f"entities at most {layout.most_grams} are released",
+            remedy=Remedy(
+                "fit(..., select='bic')",
+                "use fewer columns or folds, {arguments} instead of 'cv', or inference='conditional'",
+            ),
         )

@@ -571,5 +571,6 @@ class VerticalGLMResults(
 
     def _frequencies(self) -> Floats:
         if self.selection.frequencies is None:
-            raise NotAvailableError("no selection frequencies: fit for instance with draws=50 and folds=10")
+            remedy = Remedy("fit(..., draws=50)", "fit for instance with {arguments}")
+            raise NotAvailableError("no selection frequencies", remedy=remedy)
         return self.selection.frequencies

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
@@ -83,14 +83,21 @@ class SmallPatterns:
 
     A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.pattern_merging.min_entities`.
     At most a share `max_moved` of all entities may count as missing, or be left out, because their patterns
-    have fewer: by default 5 %, or any share if policies count the bits of sums. `otherwise` ends the error
-    with alternatives of the family.
+    have fewer: by default 5 %, or any share if policies count the bits of sums. `remedy` is that
+    of the error, if the call has an argument for the share.
     """
 
     min_count: int
     max_moved: float | None = None
-    otherwise: str = ""
+    remedy: Remedy | None = None
     each: float = MIN_ENTITIES_PER_EQUATION
+
+
+MORE_MOVED = Remedy(
+    "fit(..., max_moved={share})",
+    ", or allow more by {arguments} (no bias if records are missing completely at random){otherwise}",
+    {"otherwise": ""},
+)
 
 
 def random_groups(rule: PatternRule, patterns: Bools, code: Ints, most: int) -> tuple[Ints, Ints]:
@@ -124,7 +131,7 @@ def exchange_patterns(
     share = small.max_moved
     if share is None:
         share = 1.0 if rule.in_bits else LARGEST_SHARE
-    plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=share, otherwise=small.otherwise)
+    plan = plan_merges(~layout.missing, layout.counts, rule, largest_share=share, remedy=small.remedy)
     seen = plan.patterns[:, unit]
     never = dict.fromkeys(what for c, what in enumerate(value_names(layout)) if not seen[:, c].any())
     if never:

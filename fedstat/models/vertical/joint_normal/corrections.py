@@ -454,15 +454,13 @@ def bias_corrected(fit: JointNormalFit) -> JointNormalFit:
     try:
         bias, _ = first_order_bias(fit)
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments, at.Q)) from None
+        raise not_determined(fit.moments, at.Q) from None
     share = 1.0 + bias[1] / at.s2
     moved = fit.moves.step(at, -bias)
     s2 = at.s2 / share if share > 0.0 else -1.0
     if s2 <= 0.0 or np.linalg.eigvalsh(moved.Q)[0] <= 0.0:
-        raise EstimationError(
-            "correction='small-sample': the bias is as large as the estimates; "
-            + not_determined(fit.moments, at.Q)
-        )
+        before = "correction='small-sample': the bias is as large as the estimates; "
+        raise not_determined(fit.moments, at.Q, before)
     return replace(fit, point=replace(moved, s2=s2))
 
 

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from fedstat.errors import EstimationError, Remedy
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats
 
@@ -85,8 +86,13 @@ def undetermined_pairs(moments: PatternMoments) -> list[SparsePair]:
     return [pair for pair in sparse_pairs(moments) if pair.undetermined]
 
 
-def not_determined(moments: PatternMoments, Q: Floats) -> str:
-    """Explain why there is no maximum, near a point with concentration Q (P, P) of standardized columns.
+INDEPENDENT = Remedy(
+    "from_formula(..., between='independent').fit(...)", "leave out columns or sites, or use {arguments}"
+)
+
+
+def not_determined(moments: PatternMoments, Q: Floats, before: str = "") -> EstimationError:
+    """Return the error near a point with concentration Q (P, P) of standardized columns: there is no maximum.
 
     If a combination of columns has no variance there, its columns are named; otherwise the pair of blocks
     with the fewest shared entities.
@@ -96,14 +102,15 @@ def not_determined(moments: PatternMoments, Q: Floats) -> str:
         weight = np.abs(vectors[:, -1])
         owners = [moments.sites[k] for k in moments.owner]
         named = [f"'{moments.names[c]}' ({owners[c]})" for c in np.flatnonzero(weight > 0.05 * weight.max())]
-        return (
-            f"the covariance of all columns is not determined: {', '.join(named[:-1])} and {named[-1]} are "
-            "collinear, a combination of them is constant. Leave one of them out"
+        return EstimationError(
+            f"{before}the covariance of all columns is not determined: {', '.join(named[:-1])} and "
+            f"{named[-1]} are collinear, a combination of them is constant. Leave one of them out"
         )
     both, names = moments.patterns.T @ (moments.patterns * moments.n[:, None]), moments.unit_names
     j, k = np.unravel_index(both.argmin(), both.shape)
-    return (
-        f"the covariance of all columns is not determined: {names[j]} and {names[k]} share "
+    return EstimationError(
+        f"{before}the covariance of all columns is not determined: {names[j]} and {names[k]} share "
         f"{int(both[j, k]):,} of {int(moments.nobs):,} entities, and columns may be collinear across "
-        "sites; leave out columns or sites, or fit with between='independent'"
+        "sites",
+        remedy=INDEPENDENT,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.inference.covariance import invert_information, symmetrize
 from fedstat.models.vertical.joint_normal.blocks import BlocksPoint
 from fedstat.models.vertical.joint_normal.edges import (
@@ -221,6 +221,7 @@ def maximize_joint_normal(model: JointNormalModel, point: Point, tol: float, max
 
 MAX_FULL_INVERSE = 2_000
 """Largest number of parameters for which the complete covariance is kept."""
+OBSERVED = Remedy("fit(..., cov_type='observed')", "use {arguments}, or fewer columns")
 MIN_GROUP_FREEDOM = 8
 """Fewest degrees of freedom between random groups for a robust covariance."""
 SMALLEST_PIVOT = 1e-12
@@ -319,12 +320,12 @@ def sandwich_covariance(fit: JointNormalFit, by_group: PatternMoments) -> tuple[
     try:
         half = solve_information(information, np.eye(d, head)).T
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments, at.Q)) from None
+        raise not_determined(fit.moments, at.Q) from None
     if free < MIN_GROUP_FREEDOM:
         raise EstimationError(
             "cov_type='robust' needs random groups of entities that are large enough to be released, but the "
-            f"missing patterns have only {free + len(seen)} groups in all; use cov_type='observed', or leave "
-            "out columns"
+            f"missing patterns have only {free + len(seen)} groups in all",
+            remedy=OBSERVED,
         )
     return in_psi(fit, symmetrize(half @ meat @ half.T)[0]), float(free)
 
@@ -345,7 +346,7 @@ def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floa
     try:
         columns = solve_information(information, np.eye(len(information), head))
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments, fit.point.Q)) from None
+        raise not_determined(fit.moments, fit.point.Q) from None
     return symmetrize(columns[:head])[0]
 
 

@@ -23,7 +23,12 @@ from fedstat.models.vertical.joint_normal.blocks import (
     differentiate_blocks,
     variance_information,
 )
-from fedstat.models.vertical.joint_normal.edges import name_sparse, not_determined, undetermined_pairs
+from fedstat.models.vertical.joint_normal.edges import (
+    INDEPENDENT,
+    name_sparse,
+    not_determined,
+    undetermined_pairs,
+)
 from fedstat.models.vertical.joint_normal.likelihood import (
     FreeParameters,
     JointNormalDerivatives,
@@ -86,7 +91,7 @@ class JointNormalModel:
                 self.moments, point, self.moves, expected=expected, information=information
             )
         except np.linalg.LinAlgError:
-            raise EstimationError(not_determined(self.moments, point.Q)) from None
+            raise not_determined(self.moments, point.Q) from None
         return replace(at, log_likelihood=at.log_likelihood - self.columns)
 
     def information(self, point: Point, *, expected: bool = False) -> Floats:
@@ -124,7 +129,7 @@ class JointNormalModel:
         if point.s2 <= VANISHING:
             raise EstimationError(vanishing_variance_message(self.moments))
         if not self.profiled and np.linalg.eigvalsh(point.Q)[-1] > 1.0 / SINGULAR:
-            raise EstimationError(not_determined(self.moments, point.Q))
+            raise not_determined(self.moments, point.Q)
 
     # ---- maximum likelihood --------------------------------------------------------------------
 
@@ -151,12 +156,12 @@ class JointNormalModel:
         try:
             return step_by(at.score, informations())
         except np.linalg.LinAlgError:
+            if not self.profiled:
+                raise not_determined(self.moments, point.Q) from None
             raise EstimationError(
                 "the information on the coefficients is not positive definite; the columns are probably "
                 "collinear across sites, or too few entities are shared by several of them: leave out "
                 "columns or sites"
-                if self.profiled
-                else not_determined(self.moments, point.Q)
             ) from None
 
     def line_search(
@@ -177,25 +182,23 @@ class JointNormalModel:
                 self.check(trial)
                 return trial, float(np.abs(step * direction).max()), step < 1.0
             step /= 2.0
-        raise EstimationError(self.no_ascent(point))
+        raise self.no_ascent(point)
 
-    def no_ascent(self, point: Point) -> str:
-        """Explain why the log-likelihood decreases along every step, however short."""
+    def no_ascent(self, point: Point) -> EstimationError:
+        """Return the error that the log-likelihood decreases along every step, however short."""
         if point.s2 >= NEARLY_VANISHING:
-            return (
+            if not self.profiled:
+                return not_determined(self.moments, point.Q)
+            return EstimationError(
                 "the log-likelihood decreases along every step, however short; the columns are probably "
                 "collinear across sites"
-                if self.profiled
-                else not_determined(self.moments, point.Q)
             )
         named = name_sparse(self.moments) if undetermined_pairs(self.moments) else ""
         # Independent blocks assume the same of sites without shared entities, so they are no remedy.
-        remedy = (
-            f". {named} The data may contradict this independence; leave out one of them"
-            if named
-            else ", or fit with between='independent'"
-        )
-        return vanishing_variance_message(self.moments) + ("" if self.profiled else remedy)
+        why = vanishing_variance_message(self.moments)
+        if named and not self.profiled:
+            why += f". {named} The data may contradict this independence; leave out one of them"
+        return EstimationError(why, remedy=None if named or self.profiled else INDEPENDENT)
 
 
 def vanishing_variance_message(moments: PatternMoments) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.errors import EstimationError, NotAvailableError, Remedy
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.derivatives import Direction, variable_directions
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
@@ -18,6 +18,8 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import all_inside, effect_sums, mean_derivatives
 from fedstat.models.checks import check_choice
 from fedstat.models.margins import (
+    AT_MEAN,
+    AT_OVERALL_OR_MEAN,
     HEADINGS,
     MarginalEffects,
     change_at,
@@ -84,9 +86,8 @@ def effects_over_columns(
     `others` are further arguments of statsmodels' method.
     """
     if at in tuple(UNAVAILABLE_EFFECTS):
-        raise NotAvailableError(
-            f"get_margeff: at={at!r}: {UNAVAILABLE_EFFECTS[at]}. Use at='overall' or at='mean'"
-        )
+        why = f"get_margeff: at={at!r}: {UNAVAILABLE_EFFECTS[at]}"
+        raise NotAvailableError(why, remedy=AT_OVERALL_OR_MEAN)
     check_choice("at", at, WHERE)
     check_choice("method", method, tuple(HEADINGS))
     for name, value in others.items():
@@ -209,18 +210,19 @@ def _complete_rows(
 ) -> tuple[Floats, Floats]:
     """Return linear predictors (n,) and projections (n, r) of the entities that every site has."""
     if of.roles:
-        raise NotAvailableError(
-            f"get_margeff: at='overall': predictions of this fit leave out its {' and '.join(of.roles)}; "
-            + ("use at='mean'" if "offset" not in of.roles else AVAILABLE_OVER_ROWS)
-        )
+        lacks = f"predictions of this fit leave out its {' and '.join(of.roles)}"
+        if "offset" in of.roles:
+            raise NotAvailableError(f"get_margeff: at='overall': {lacks}; {AVAILABLE_OVER_ROWS}")
+        raise NotAvailableError(f"get_margeff: at='overall': {lacks}", remedy=AT_MEAN)
     if products:
         raise NotAvailableError(
             "get_margeff: at='overall': elasticities by a column (eyex, dyex) average its values times a "
-            f"function of all other columns; use at='mean', or method='dydx' or 'eydx'; {AVAILABLE_OVER_ROWS}"
+            f"function of all other columns; {AVAILABLE_OVER_ROWS}",
+            remedy=Remedy("get_margeff(at='mean')", "use {arguments}, or method='dydx' or 'eydx'"),
         )
     found = project(factor)
     if not found.complete.any():
-        raise EstimationError("get_margeff: at='overall': no entity is at every site; use at='mean'")
+        raise EstimationError("get_margeff: at='overall': no entity is at every site", remedy=AT_MEAN)
     return found.linear[found.complete], found.projection[found.complete]
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.derivatives import Direction
@@ -19,7 +19,7 @@ from fedstat.inference.evaluation import Evaluation
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import kind_of, to_pandas
 from fedstat.models.effects import no_times
-from fedstat.models.margins import MarginalEffects
+from fedstat.models.margins import AT_MEAN, BY_COLUMN, MarginalEffects
 from fedstat.models.results import CoefficientResults
 from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.models.vertical.model import VerticalModel
@@ -206,8 +206,10 @@ class VerticalPredictions(CoefficientResults):
         """Refuse to compare predictions at an offset of zero with responses that have an offset."""
         if self._has_offset:
             raise NotAvailableError(
-                f"{call}: predictions are those at an offset of zero; use predict(partition), and add the "
-                "offset at the site that holds it"
+                f"{call}: predictions are those at an offset of zero",
+                remedy=Remedy(
+                    "predict(partition)", "use {call}, and add the offset at the site that holds it"
+                ),
             )
 
     def _need_model(self, what: str) -> VerticalModel:
@@ -278,8 +280,8 @@ class VerticalPredictions(CoefficientResults):
 
         def project(factor: Floats) -> ProjectedEntities:
             if self._model is None:
-                remedy = "fit the model again" if mean.means is None else "use at='mean'"
-                raise NotAvailableError(f"get_margeff: results from a file have no entities; {remedy}")
+                why = "get_margeff: results from a file have no entities"
+                raise NotAvailableError(why, remedy=None if mean.means is None else AT_MEAN)
             of = self.estimate.sites[1:]
             return self._margin_predictor().project(of, self._model.partition, factor)
 
@@ -290,8 +292,8 @@ class VerticalPredictions(CoefficientResults):
                 return []
             if self._model is None:
                 raise NotAvailableError(
-                    "get_margeff: results from a file do not know how columns are coded; fit the model "
-                    "again, or give columns=True for the effects of single columns"
+                    "get_margeff: results from a file do not know how columns are coded",
+                    remedy=BY_COLUMN,
                 )
             specs, of = self._margin_specs(), np.array(est.sites)
             return [

@@ -12,6 +12,7 @@ from fedstat.inference.covariance import symmetrize
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.joint_normal.edges import Between
 from fedstat.models.vertical.joint_normal.fit import (
+    OBSERVED,
     JointNormalFit,
     estimates_covariance,
     fit_joint_model,
@@ -128,8 +129,8 @@ def sem_covariance(fit: JointNormalFit) -> PsiCovariance:
     moments, moves, point = fit.moments, fit.moves, fit.point.with_concentration()
     if not form_separate_sets(moves.edges):
         raise NotAvailableError(
-            "cov_type='sem' needs a covariance of every two sites, but some share too few entities; use "
-            "cov_type='observed'"
+            "cov_type='sem' needs a covariance of every two sites, but some share too few entities",
+            remedy=OBSERVED,
         )
     theta = np.concatenate([[point.a, point.s2], point.beta, point.mu, point.Q[moves.entries]])
     rows = []

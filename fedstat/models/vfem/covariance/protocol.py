@@ -18,6 +18,7 @@ from fedstat.federation.protocols.secure_products import ProductOperand
 from fedstat.federation.tables.supports import PER_COLUMN
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
 from fedstat.models.vertical.exchange.protocol import dealing_sites
+from fedstat.models.vertical.joint_normal.fit import OBSERVED
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.pattern_merging import min_entities
 from fedstat.models.vfem.covariance.cross_products import (
@@ -133,7 +134,8 @@ def request_secure_scores(
         if len(lay.rows[k]) < min_entities(squares, options.min_count):
             raise EstimationError(
                 f"cov_type='robust': {len(lay.rows[k])} entities of '{k}' are too few for products of the "
-                f"scores of its {widths[k] // 2} columns; use cov_type='observed', or fewer columns"
+                f"scores of its {widths[k] // 2} columns",
+                remedy=OBSERVED,
             )
         pairs.append(
             (

@@ -16,6 +16,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import delta_method, symmetrize
+from fedstat.models.vertical.joint_normal.fit import OBSERVED
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.cross_products import CrossProductOptions, ProductRequest, cross_products
 from fedstat.models.vfem.covariance.information import ParameterLayout, PsiCovariance, block_slices, project
@@ -298,7 +299,7 @@ def solve_sem(information: Floats, DM: Floats) -> Floats:
     # (I - DM)^-1 is a geometric series; it is not a covariance if the series diverges.
     if np.abs(np.linalg.eigvals(DM)).max() >= 1.0:
         raise EstimationError(
-            "supplemented EM: the EM map does not contract at the estimate; use cov_type='observed'"
+            "supplemented EM: the EM map does not contract at the estimate", remedy=OBSERVED
         )
     complete = np.linalg.inv(information)
     return np.asarray(np.linalg.solve((np.eye(len(DM)) - DM).T, complete.T).T)
