@@ -75,6 +75,9 @@ class Failure:
         return result if self.then is None else self.then(result)
 
 
+PUBLIC = {name: getattr(fs, name) for name in fs.__all__}
+
+
 @dataclass(frozen=True)
 class Wrong:
     """A call, as text, that ends in an error with a remedy; the call of the remedy succeeds.
@@ -94,7 +97,7 @@ class Wrong:
 
     def evaluate(self, call: str, names: Mapping[str, Any]) -> Any:
         """Evaluate a call, for which `fedstat(...)` is a command."""
-        return eval(call, {**vars(fs), "fs": fs, "sm": sm, "np": np, "fedstat": fedstat, **names})
+        return eval(call, {**PUBLIC, "fs": fs, "sm": sm, "fedstat": fedstat, **names})
 
     def succeed(self, remedy: str, names: Mapping[str, Any]) -> Any:
         """Execute the call of a remedy, where three dots are the arguments as given."""
@@ -131,7 +134,7 @@ def merged(given: str, remedy: str, names: Mapping[str, Any]) -> str:
     same = [one for one in ast.walk(old) if isinstance(one, ast.Call) and _last(one) == first.func.id]
     members = [one.func if isinstance(one, ast.Call) else one for one in same or [old]]
     receivers = [one.value for one in members if isinstance(one, ast.Attribute)]
-    if first.func.id not in {**vars(fs), **names} and receivers:
+    if first.func.id not in {*PUBLIC, *names} and receivers:
         first.func = ast.Attribute(receivers[0], first.func.id)
     return ast.unparse(new)
 
@@ -576,11 +579,11 @@ FAILURES += [
         constants={VFEM + "covariance.from_moments.form_separate_sets": lambda edges: False},
     ),
     Failure(
-        "VFEMRegression",
-        EVERY,
+        "VFEMGLM",
+        "e ~ x + z + v",
         missing,
-        {"between": "independent"},
-        {"cov_type": "robust", "exchange": "iterative"},
+        {"family": BINOMIAL, "between": "independent"},
+        {"cov_type": "robust"},
         constants={VFEM + "covariance.protocol.min_entities": lambda *given: HUGE},
     ),
     Failure(
@@ -649,11 +652,11 @@ FAILURES += [
     Wrong("fit.get_margeff(at='overall')", lambda: {"fit": AGAIN(missing())}),
     Wrong("fit.get_margeff()", lambda: {"fit": AGAIN(missing())}),
     Failure(
-        "VFEMGLM",
-        "e ~ x + z",
+        "VFEMRegression",
+        "y ~ x + z",
         missing,
-        {"family": BINOMIAL, "freq_weights": "f"},
-        then=lambda fit: fit.get_margeff(at="overall"),
+        {"freq_weights": "f"},
+        then=lambda fit: fit.get_margeff(at="overall", method="eyex"),
     ),
     Failure(
         "VFEMGLM", "e ~ x + z", missing, {"family": BINOMIAL, "offset": "o"}, then=lambda fit: fit.evaluate()
@@ -668,6 +671,127 @@ FAILURES += [
     ),
     Failure("VerticalGLM", EVERY, entities, {}, {"select": "cv", "folds": 300, **SHRUNKEN}),
     Failure("VerticalGLM", EVERY, entities, {"penalty": "ridge", "unpenalized": ["x", "z", "v"]}, SHRUNKEN),
-    Failure("VerticalGLM", EVERY, entities, {}, SHRUNKEN, then=lambda fit: fit.selection_frequencies),
+    Failure("VerticalGLM", EVERY, entities, {}, SHRUNKEN, then=lambda fit: fit.plot_stability()),
     Failure("VerticalGLM", EVERY, missing, warns=True),
+]
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+
+def fitted(model: str, formula: str, arguments: Mapping[str, Any] | None = None, **settings: Any) -> Any:
+    """Return a function that makes a fit of rows, as a name of a call."""
+    return lambda: {
+        "fit": getattr(fs, model).from_formula(formula, clean(), **settings).fit(**arguments or {})
+    }
+
+
+def two_fits() -> Mapping[str, Any]:
+    """Return fits of different numbers of rows, and two that are nearly equal."""
+    t = rows()
+    whole, part, near = (
+        fs.FederatedOLS.from_formula("y ~ x", by_site(table)).fit()
+        for table in (t, t[t["x"] > -1.0], t.assign(y=t["y"] + 1e-9 * t["w"]))
+    )
+    estimates = {name: fit.params["x"] for name, fit in zip("ab", (whole, part), strict=True)}
+    errors = {name: fit.bse["x"] for name, fit in zip("ab", (whole, part), strict=True)}
+    return {"results": [whole, part], "same": [whole, near], "estimates": estimates, "errors": errors}
+
+
+def saved() -> Mapping[str, Any]:
+    """Return a result from a file."""
+    return {"fit": read_again("GLORE", "e ~ x", clean())}
+
+
+def held_apart() -> Mapping[str, Any]:
+    """Return columns of two sites."""
+    return {"partition": two_sites()}
+
+
+DOWN = {"epochs": 1}
+FAILURES += [
+    Wrong("fit.evaluate().auc", fitted("FederatedOLS", "y ~ x")),
+    Wrong("fit.auc", fitted("GLORE", "e ~ x")),
+    Wrong("fit.fittedvalues", fitted("GLORE", "e ~ x")),
+    Wrong("fit.effect('m')", fitted("FederatedOLS", "y ~ C(m)")),
+    Wrong("fit.effect('x')", fitted("FederatedMultinomial", "m ~ x")),
+    Wrong("combine(results)", two_fits),
+    Wrong("combine(same)", two_fits),
+    Wrong("histogram(partition, 'z', by='e')", held_apart),
+    Wrong(
+        "impute(partition, 'y ~ x')",
+        lambda: {"partition": clean(), **two_fits(), "results": two_fits()["same"]},
+    ),
+    Wrong("fit.get_margeff(atexog={'I(x ** 2)': 1.0})", fitted("GLORE", "e ~ x + I(x ** 2)")),
+    Wrong("fit.get_margeff()", saved),
+    Failure(
+        "FederatedGLM",
+        "k ~ x",
+        clean,
+        {"family": POISSON},
+        then=lambda fit: fit.compare_f_test(
+            fs.FederatedGLM.from_formula("k ~ 1", clean(), family=POISSON).fit(scale="X2")
+        ),
+    ),
+    Failure(
+        "FedAvg",
+        "e ~ x",
+        clean,
+        {"family": BINOMIAL},
+        {"rounds": 1},
+        constants={"fedstat.models.fedavg.protocol.TINY_SHARE": -1.0},
+    ),
+    Failure(
+        "FedAvg",
+        "e ~ x",
+        functools.partial(clean, policy=fs.Policy(order="declared")),
+        {"family": BINOMIAL},
+        {"rounds": 6, "fraction": 0.4, "seed": 1},
+    ),
+    Wrong(
+        "fit.get_margeff(at='mean')",
+        fitted("FederatedMixed", "k ~ x + offset(log(m)) + (1 | g)", family=POISSON),
+    ),
+    Wrong("fit.get_margeff(at='mean')", fitted("FederatedOrdinal", "w ~ x + offset(time)")),
+    Failure(
+        "FederatedMixed",
+        "y ~ x + (1 | g)",
+        clean,
+        {"reml": False},
+        then=lambda fit: fit.coefficient_tests("kenward-roger"),
+    ),
+    Wrong(
+        "fit.compare_lr_test(other)",
+        lambda: {
+            name: fs.FederatedMixed.from_formula(f"y ~ x + ({left} | g)", clean(), reml=False).fit()
+            for name, left in {"fit": "1 + x", "other": "1"}.items()
+        },
+    ),
+    Failure("LASER", "e ~ x + v", entities, {}, DOWN, then=lambda fit: fit.params["x"]),
+    Failure("LASER", "e ~ x + v", entities, {}, DOWN, then=lambda fit: fit.params.x),
+    Failure("LASER", "e ~ x + v", entities, {}, DOWN, then=lambda fit: list(fit.params)),
+    Failure("LASER", "f ~ x + v", entities, {}, DOWN),
+    Failure(
+        "LASER",
+        "f ~ x + v",
+        entities,
+        {"outcome": "multiclass"},
+        DOWN,
+        constants={"fedstat.models.laser.response_steps.MOST_CLASSES": 2},
+    ),
+    Failure(
+        "LASER",
+        "e ~ x + v",
+        entities,
+        {},
+        {"method": "combinatorial", **DOWN},
+        constants={"fedstat.models.laser.training.MOST_COMBINED": 1},
+    ),
+    Failure("LASER", "e ~ x + v", entities, {}, {"learning_rate": 1e200, **DOWN}),
+    Failure(
+        "VFEMRegression",
+        EVERY,
+        missing,
+        constants={"fedstat.models.vertical.exchange.patterns.LARGEST_SHARE": -1e-9},
+    ),
 ]

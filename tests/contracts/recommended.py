@@ -21,13 +21,15 @@ VERBS = (
     "give|go|have|keep|leave|load|make|name|omit|pass|plot|put|read|replace|request|run|say|see|set|start|"
     "stop|take|try|use|wait|write"
 )
-CALL = r"(?<![=\w])(?:[\w.]+=(?!=)|[\w.]*\w\()"
+FORMULA = "bs|C|cbind|center|cluster|const|cr|I|log|offset|spline|strata|Surv"
+"""Functions of formulas, which are no calls."""
+CALL = rf"(?<![=\w])(?:[\w.]+=(?!=)|(?!(?:{FORMULA})\()[\w.]*\w\()"
 IMPERATIVE = re.compile(
     rf"(?:^|[,:(] ?|\b(?:or|and|then|otherwise|instead|either) )\"?(?:{VERBS})\b"
     rf"(?! is| has| of| was| were| are| have)[^;]*?{CALL}",
     re.IGNORECASE,
 )
-SUBJECT = re.compile(r"^['\" ]*[\w.]*\w\((?!s\))")
+SUBJECT = re.compile(rf"^['\" ]*(?!(?:{FORMULA})\()[\w.]*\w\((?!s\))")
 COMMAND = re.compile(r"fedstat (?:site|federation) [a-z{]")
 
 

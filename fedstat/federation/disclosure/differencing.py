@@ -46,7 +46,7 @@ from fedstat.federation.disclosure.weight_spaces import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
-    "Fit both models on the same rows: name the columns of one model in complete=[...] of the other"
+    "Fit both models on the same rows: the argument complete of one takes the columns of the other"
 )
 SAME_GROUPS_REMEDY = "Use the entities, columns, folds and handling of missing blocks of an earlier fit"
 SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose a more distant one"

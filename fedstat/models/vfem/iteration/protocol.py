@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, Remedy
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.vertical.layout import Layout
@@ -348,7 +348,7 @@ class EMIteration(IterationState):
                 failures += 1
                 # A mixture may overshoot; if the plain step does so too, a variance goes to zero.
                 if failures > 2:
-                    raise EstimationError(vanishing_residual_message(self.layout))
+                    raise vanishing_residual(self.layout)
                 self.plain()
                 continue
             failures = 0
@@ -370,11 +370,14 @@ class EMIteration(IterationState):
         )
 
 
-def vanishing_residual_message(layout: Layout) -> str:
-    """Explain why an iteration cannot continue."""
+def vanishing_residual(layout: Layout) -> EstimationError:
+    """Return the error of an iteration that cannot continue."""
     complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
-    return (
+    return EstimationError(
         f"a variance goes to zero, where the likelihood has no maximum: {complete} of the {layout.n} "
-        "entities are complete, and the coefficients may reproduce their response without error. Leave out "
-        "columns or sites, or choose another start (init=)"
+        "entities are complete, and the coefficients may reproduce their response without error",
+        remedy=Remedy(
+            "fit(..., iteration=fs.Iteration(init='cc'))",
+            "Leave out columns or sites, or choose another start by {arguments}",
+        ),
     )
