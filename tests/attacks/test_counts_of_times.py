@@ -145,7 +145,7 @@ def test_curves_over_rows_that_differ_by_few_are_refused():
     table = PEOPLE.assign(lab=np.where(np.arange(len(PEOPLE)) % 9 == 0, np.nan, 1.0))
     partition = split(table=table)
     first = curve(partition)
-    with pytest.raises(PolicyError, match="name the columns of one model in complete="):
+    with pytest.raises(PolicyError, match="the argument complete of one takes the columns of the other"):
         fs.KaplanMeier.from_formula(FORMULA, partition, complete=["lab"]).fit(1.0, until=36.0)
     assert np.array_equal(curve(partition).times, first.times)
 

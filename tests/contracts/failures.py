@@ -13,7 +13,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 import statsmodels.api as sm
 from contracts.remedies import (
     BINOMIAL,
+    OPEN,
     POISSON,
     arguments_of,
     by_site,
@@ -794,4 +795,29 @@ FAILURES += [
         missing,
         constants={"fedstat.models.vertical.exchange.patterns.LARGEST_SHARE": -1e-9},
     ),
+    *(
+        Failure(
+            model,
+            formula,
+            functools.partial(clean, policy=replace(OPEN, refused_kinds=frozenset({"aggregate"}))),
+            settings,
+            {"masked": True},
+        )
+        for model, formula, settings in [
+            ("GLORE", "e ~ x", {}),
+            ("FederatedCox", PATIENTS, {}),
+            ("FederatedOrdinal", "w ~ x", {}),
+            ("FederatedGEE", "e ~ x", {"groups": "g", "family": BINOMIAL}),
+        ]
+    ),
 ]
+
+
+def refused_twice() -> Failure:
+    """Return a fit that one policy refuses for two reasons, of which each error names the next remedy."""
+    return Failure(
+        "GLORE",
+        "e ~ x",
+        functools.partial(clean, policy=replace(OPEN, refused_kinds=frozenset({"aggregate"}))),
+        arguments={"masked": False},
+    )

@@ -6,10 +6,11 @@ import ast
 import importlib
 import pickle
 import re
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import pytest
-from contracts.failures import FAILURES, repaired
+from contracts.failures import FAILURES, failing, refused_twice, repaired
 from contracts.recommended import raised, recommended_in_words, recommends
 from contracts.remedies import PACKAGE, SITUATIONS, columns, execute, executed, noted, two_columns
 
@@ -17,6 +18,7 @@ import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, PolicyError, Remedy
 from fedstat.federation.message import pack_refusal, unpack_reply
 from fedstat.inference.notes import fields_of
+from fedstat.operator.command_line import parser
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PLACES = range(len(SITUATIONS))
@@ -119,6 +121,50 @@ def test_errors_of_imputations_name_no_argument_of_a_fit(monkeypatch):
     with pytest.raises(EstimationError, match=r"leave out columns or a site$") as caught:
         fs.impute(columns(two_columns()), "y ~ x + z", m=2, seed=1)
     assert caught.value.remedy is None
+
+
+def test_the_second_refusal_names_what_is_left():
+    failure, calls = refused_twice(), []
+    for _ in range(2):
+        error = failing(failure, partial(failure.run, failure.partition()))
+        calls.append(error.remedy.filled_call)
+        failure = replace(failure, arguments={**failure.arguments, **eval(f"dict({error.remedy.arguments})")})
+    assert calls == ["fit(..., masked=True)", "fit(..., local=False)"]
+    assert failure.run(failure.partition()).converged
+
+
+COMMANDS = re.compile(
+    r"fedstat (site|federation) ([a-z][a-z-]+)((?: +(?:--[a-z-]+|[A-Z]+\b|'?\{[^}]*\}'?|[a-z]+$))*)"
+)
+
+
+def commands():
+    """Commands of the command line that texts of the package name, by place."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        inner = {id(part) for node in joined for part in node.values}
+        plain = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in inner]
+        for node in [*joined, *plain]:
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in parts)
+            for found in COMMANDS.finditer(" ".join(text.split())):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", found.group(0)
+
+
+def test_commands_that_texts_name_are_commands(capsys):
+    left = []
+    for place, command in commands():
+        room, word, *given = command.split()[1:]
+        # A command without its folder is a name, and one with it is complete.
+        if not given:
+            given = ["--help"]
+        try:
+            parser().parse_args([room, word, *("x" if "{" in one else one for one in given)])
+        except SystemExit as stopped:
+            if stopped.code:
+                left.append(f"{place}: {command}: {capsys.readouterr().err.splitlines()[-1]}")
+    assert not left
 
 
 def test_the_remedy_of_imputations_runs():

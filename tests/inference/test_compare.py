@@ -117,7 +117,7 @@ def test_nothing_and_no_level_are_refused(result):
         compare({})
     with pytest.raises(ModelError, match=r"expected a mapping of headings to fits.*received list"):
         compare([result])
-    with pytest.raises(ModelError, match=r"named params under 'tidy'.*received DataFrame; pass what fit"):
+    with pytest.raises(ModelError, match=r"named params under 'tidy'.*received DataFrame$"):
         compare({"VFEM": result, "tidy": result.tidy()})
     with pytest.raises(ModelError, match="between 0 and 1, received \\(5,\\)"):
         compare({"VFEM": result}, stars=(5,))

@@ -167,7 +167,7 @@ def test_new_rows_of_other_packages(family):
         assert_allclose(found.predict(held), right)
         assert all(len(call(held)) == 2 for call in calls)
     assert_allclose(found.predict({"z": 0.5, "person": "a0"}), right[:1])
-    with pytest.raises(ModelError, match=r"received pandas Series; \.to_frame\(\) .* \.to_frame\(\)\.T"):
+    with pytest.raises(ModelError, match=r"received pandas Series \(\.to_frame\(\) .* \.to_frame\(\)\.T"):
         found.predict(pd.Series({"z": 0.5}))
     assert_allclose(
         found.predict(pd.Series({"z": 0.5, "person": "a0"}).to_frame().T.infer_objects()), right[:1]

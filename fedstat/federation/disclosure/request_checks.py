@@ -88,6 +88,8 @@ def _check_kind(question: ArrayRequest) -> Problem:
         remedy = Remedy(
             "fit(..., masked=True)", f"Fit with {{arguments}}, or reduce the request, {ALLOW_KIND}"
         )
+    elif request.step == "fit_alone":  # which a fit over rows can leave out
+        remedy = Remedy("fit(..., local=False)", f"Fit with {{arguments}}, {ALLOW_KIND}")
     else:
         remedy = Remedy("Policy(refused_kinds=frozenset({kinds}))", f"Reduce the request, {ALLOW_KIND}")
     remedy = remedy.filled(kinds=sorted(allowed), line=toml_line("refused_kinds", allowed))

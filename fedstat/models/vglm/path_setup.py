@@ -81,10 +81,12 @@ def describe_lacking(layout: Layout) -> str:
 def assign_folds(n: int, folds: int, least: int, random: np.random.Generator) -> Ints:
     """Assign entities to folds of nearly equal size at random, (n,), if each has `least` or more."""
     if n // folds < least:
+        most = n // least
+        other = f"use at most {most} folds, or {{arguments}}" if most > 1 else "use {arguments}"
         raise EstimationError(
             f"{folds} folds of {n:,} entities have {n // folds:,} each, but sums of products are released "
             f"only over {least:,} or more",
-            remedy=Remedy("fit(..., select='bic')", "use fewer folds, or {arguments}"),
+            remedy=Remedy("fit(..., select='bic')", other),
         )
     return np.asarray(random.permutation(np.arange(n) % folds), dtype=np.int64)
 

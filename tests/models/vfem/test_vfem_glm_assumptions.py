@@ -98,5 +98,5 @@ def test_standardized_coefficients_are_of_the_columns_own_deviations():
     columns = {c: frame[c] for frame in data.frames.values() for c in ("PL1", "CA1") if c in frame}
     expected = sorted(free.params[name] * column.std(ddof=0) for name, column in columns.items())
     np.testing.assert_allclose(drawn, expected, rtol=1e-8)
-    with pytest.raises(NotAvailableError, match=r"between='free'.*standardized=\{"):
+    with pytest.raises(NotAvailableError, match=r"between='free'.*as in \{"):
         fit("independent").plot_coefficients(standardized=True)
