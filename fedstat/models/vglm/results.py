@@ -571,6 +571,6 @@ class VerticalGLMResults(
 
     def _frequencies(self) -> Floats:
         if self.selection.frequencies is None:
-            remedy = Remedy("fit(..., draws=50)", "fit for instance with {arguments}")
+            remedy = Remedy("fit(..., draws=50, folds=10)", "fit for instance with {arguments}")
             raise NotAvailableError("no selection frequencies", remedy=remedy)
         return self.selection.frequencies
