@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.codec import from_json
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import MessageError
 from fedstat.federation import message
 from fedstat.federation.design.vertical_design import block_of, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
