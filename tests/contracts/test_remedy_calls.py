@@ -80,7 +80,7 @@ def pattern_of(call):
     return re.sub(r"\\\{.*?\}", ".*", escaped).replace("\0", r"\{").replace("\1", r"\}")
 
 
-UNTRIED = ("models/vfem/iteration/protocol.py", "models/vglm/em_fit.py", "models/vfem/model.py:8")
+UNTRIED = ("models/vfem/iteration/protocol.py", "models/vglm/em_fit.py", "models/vfem/model.py:9")
 """Remedies of errors that no situation raises yet: an iteration without a maximum, draws, open ranges."""
 
 
