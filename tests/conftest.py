@@ -21,7 +21,7 @@ from fedstat.models import INSTALLED
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
-EVERY_DAY = "not slow and not benchmark and not vignette and not example"
+EVERY_DAY = "not slow and not benchmark and not vignette and not example and not attack"
 """Default selection of tests, as in pyproject.toml."""
 
 COMPLETE = pytest.StashKey[bool]()

@@ -57,6 +57,7 @@ class Structure:
             h = np.where(g == "p", "k", "l")
             h[few_of(rng, np.arange(n))] = "k"
         few = {"a": a, "b": b, "x": x, "g": g, "h": h, "s": s, "e": e, "t": rng.integers(1, 13, n) * 1.0}
+        few |= _roles(np.random.default_rng([n, int(few["t"].sum()), int(s.sum())]), few["t"], e)
         positive = rng.random(n) < 0.3
         if rng.random() < 0.4:
             positive = np.zeros(n, dtype=bool)
@@ -75,6 +76,20 @@ class Structure:
         table["m"] = np.where(self.lacking, np.nan, rng.normal(10.0, 2.0, n).round(6))
         table["amount"] = np.where(self.positive, rng.uniform(50.0, 900.0, n).round(4), 0.0)
         return table
+
+
+def _roles(rng: np.random.Generator, t: Array, e: Array) -> dict[str, Array]:
+    """Return clusters of uneven sizes, causes, times of entry and counts, drawn apart from the rest."""
+    n = len(t)
+    person = np.repeat(np.arange(n), rng.integers(1, 5, n))[:n]
+    if rng.random() < 0.4:
+        person[person == person[-1]] = person[0]
+    return {
+        "person": person,
+        "cause": e * rng.integers(1, 3, n),
+        "entry": np.where(rng.random(n) < 0.3, np.minimum(t - 1.0, 2.0), 0.0),
+        "k": rng.integers(1, 5, n) * 1.0,
+    }
 
 
 def few_of(rng: np.random.Generator, rows: Array, most: int = 3) -> Array:

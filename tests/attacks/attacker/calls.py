@@ -1,0 +1,232 @@
+"""Random calls of all public families of sites with different rows, on tables with planted cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import statsmodels.api as sm
+
+import fedstat as fs
+from attacker.grammar import ANSWERS, FAMILIES, GROUPS, draw_terms
+
+LINKS = sm.families.links
+BOUNDS = dict.fromkeys(("z", "u", "m", "c", "y"), (0.0, 20.0)) | {"amount": (0.0, 1000.0), "s": (0, 10)}
+NUMBERS = ("z", "u", "m", "c", "amount", "s")
+OWN = ({}, {"local": False})
+
+
+class Call(NamedTuple):
+    """An analysis, as text for a report, and how it is run."""
+
+    text: str
+    run: Callable[[fs.ClientPartition], Any]
+
+
+Random = np.random.Generator
+
+
+def one(rng: Random, choices: Any) -> Any:
+    """Draw one of several things."""
+    return choices[int(rng.integers(len(choices)))]
+
+
+def model(
+    name: str, formula: str, given: dict[str, Any] | None = None, then: str = "", **settings: Any
+) -> Call:
+    """Return the fit of a model, and perhaps the call of a method of its result."""
+    given = given or {}
+    shown = ", ".join(f"{k}={_short(v)}" for k, v in {**settings, **given}.items())
+
+    def run(partition: fs.ClientPartition) -> Any:
+        result = getattr(fs, name).from_formula(formula, partition, **settings).fit(**given)
+        return getattr(result, then)() if then else result
+
+    return Call(f"{name} {formula} {shown} {then}".strip(), run)
+
+
+def _short(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, sm.families.Family) else str(value)
+
+
+def terms(rng: Random, answer: str, most: int = 2) -> str:
+    """Draw the right side of a formula."""
+    return " + ".join(draw_terms(rng, most, without=answer))
+
+
+def ols(rng: Random) -> Call:
+    """Least squares with weights, other errors, and what follows a fit."""
+    answer = one(rng, ANSWERS)
+    given = one(rng, (*OWN, {"cov_type": "HC3"}, {"cov_type": "HC0"}, {"cov_type": "HC1", "local": False}))
+    settings = one(rng, ({}, {}, {"var_weights": "w"}, {"freq_weights": "k"}))
+    then = one(rng, ("", "", "evaluate", "get_margeff"))
+    return model("FederatedOLS", f"{answer} ~ {terms(rng, answer)}", given, then, **settings)
+
+
+def clusters(rng: Random) -> Call:
+    """Linear and logistic models with clustered errors."""
+    name, answer = one(rng, (("FederatedOLS", "y"), ("GLORE", "e"), ("GLORE", "a")))
+    by = one(rng, ("person", "g", "h"))
+    given = {"cov_type": "cluster", "cov_kwds": {"groups": by}, **one(rng, OWN)}
+    return model(name, f"{answer} ~ {terms(rng, answer)}", given, labels=[by])
+
+
+def glm(rng: Random) -> Call:
+    """Generalized linear models of all responses, canonical or not."""
+    families = sm.families
+    family, answer, settings = one(
+        rng,
+        (
+            (FAMILIES["binomial"], one(rng, ("a", "e")), {}),
+            (families.Binomial(LINKS.Probit()), "e", {}),
+            (families.Binomial(LINKS.CLogLog()), "a", {}),
+            (FAMILIES["poisson"], one(rng, ("s", "x", "k")), {}),
+            (FAMILIES["poisson"], "k", {"exposure": "t"}),
+            (FAMILIES["poisson"], "k", {"offset": "x"}),
+            (families.Gamma(LINKS.Log()), "y", {}),
+            (families.NegativeBinomial(alpha=1.0), "k", {}),
+            (families.Gaussian(), "z", {"freq_weights": "k"}),
+        ),
+    )
+    given = one(rng, (*OWN, *OWN, {"cov_type": "HC0"}, {"maxiter": 2}))
+    then = one(rng, ("", "", "evaluate", "get_margeff"))
+    return model("FederatedGLM", f"{answer} ~ {terms(rng, answer)}", given, then, family=family, **settings)
+
+
+def glore(rng: Random) -> Call:
+    """Logistic regression."""
+    answer = one(rng, ("a", "e"))
+    return model("GLORE", f"{answer} ~ {terms(rng, answer)}", one(rng, (*OWN, {"cov_type": "HC1"})))
+
+
+def averaging(rng: Random) -> Call:
+    """Federated averaging in all variants."""
+    name, answer = one(rng, ("FedAvg", "FedAvgM", "FedProx", "QFedAvg")), one(rng, ("a", "e"))
+    given: dict[str, Any] = {"rounds": 3} | one(rng, ({}, {"standardize": True}))
+    if name == "QFedAvg":
+        given |= {"masked": False}
+    return model(name, f"{answer} ~ {terms(rng, answer)}", given, family=FAMILIES["binomial"])
+
+
+def gee(rng: Random) -> Call:
+    """Estimating equations of clusters."""
+    answer, family = one(rng, (("y", None), ("e", FAMILIES["binomial"]), ("k", FAMILIES["poisson"])))
+    settings = {} if family is None else {"family": family}
+    structure = one(rng, ({}, {"cov_struct": "exchangeable"}, {"cov_struct": "ar1", "time": "t"}))
+    formula = f"{answer} ~ {terms(rng, answer)}"
+    return model("FederatedGEE", formula, one(rng, OWN), groups="person", **structure, **settings)
+
+
+def mixed(rng: Random) -> Call:
+    """Mixed models with and without a closed form."""
+    answer, family = one(rng, (("y", None), ("y", None), ("e", FAMILIES["binomial"])))
+    settings = {} if family is None else {"family": family}
+    by = one(rng, ("person", "h"))
+    return model("FederatedMixed", f"{answer} ~ {terms(rng, answer)} + (1 | {by})", {}, **settings)
+
+
+def cox(rng: Random) -> Call:
+    """Cox models with strata, late entry, clusters and other errors."""
+    left = one(rng, ("Surv(t, e)", "Surv(t, e)", "Surv(entry, t, e)"))
+    extra = one(rng, ("", "", " + strata(h)", " + cluster(person)"))
+    given = one(rng, (*OWN, {"cov_type": "robust"}, {"ties": "breslow"}))
+    then = one(rng, ("", "", "test_proportional_hazards"))
+    return model("FederatedCox", f"{left} ~ {terms(rng, 't')}{extra}", given, then)
+
+
+def categories(rng: Random) -> Call:
+    """Ordinal and multinomial models."""
+    name = one(rng, ("FederatedOrdinal", "FederatedMultinomial"))
+    answer, left = (
+        one(rng, (("x", "x"),)) if name == "FederatedOrdinal" else one(rng, (("g", "g"), ("x", "C(x)")))
+    )
+    then = one(rng, ("", "", "get_margeff", "evaluate"))
+    return model(name, f"{left} ~ {terms(rng, answer)}", one(rng, ({}, {"cov_type": "HC1"})), then)
+
+
+def curve(rng: Random) -> Call:
+    """Curves of survival and of competing risks."""
+    by = one(rng, ("1", *GROUPS))
+    name, left = one(
+        rng,
+        (("KaplanMeier", "Surv(t, e)"), ("CumulativeIncidence", "Surv(t, C(cause, levels=[0, 1, 2]))")),
+    )
+    return model(name, f"{left} ~ {by}", {"grid": one(rng, (1, 3, 4)), "until": 12})
+
+
+def boost(rng: Random) -> Call:
+    """Boosting of linear and smooth learners."""
+    answer = one(rng, ANSWERS)
+    names = [n for n in rng.choice(["a", "b", "x", "z", "u", "c", "s"], 2, replace=False) if n != answer]
+    return model("FedFunctionBoost", f"{answer} ~ {' + '.join(names)}", {"steps": 4})
+
+
+def by_group(rng: Random) -> dict[str, Any]:
+    """Draw groups of a table, or none."""
+    return one(rng, ({}, {"by": one(rng, GROUPS)}))
+
+
+def table_one(rng: Random) -> Call:
+    """Table one of numbers and levels."""
+    given = by_group(rng)
+    names = [*rng.choice([*NUMBERS, "C(g)", "C(x)", "C(h)"], 2, replace=False)]
+    formula = " + ".join(name for name in names if given.get("by", "-") not in name)
+    given |= one(rng, ({}, {"smd": True, "pvalues": True} if given else {}))
+    return Call(f"table_one {formula} {given}", lambda partition: fs.table_one(partition, formula, **given))
+
+
+def quantiles(rng: Random) -> Call:
+    """Quantiles, within published limits."""
+    name, given = one(rng, NUMBERS), by_group(rng)
+    return Call(
+        f"quantiles {name} {given}",
+        lambda partition: fs.quantiles(partition, name, q=[0.25, 0.5], bounds=BOUNDS, **given),
+    )
+
+
+def histogram(rng: Random) -> Call:
+    """Histograms, within published limits."""
+    name, bins = one(rng, NUMBERS), int(rng.integers(2, 7))
+    return Call(
+        f"histogram {name} {bins}",
+        lambda partition: fs.histogram(partition, name, bins=bins, bounds=BOUNDS),
+    )
+
+
+def crosstab(rng: Random) -> Call:
+    """Cells of two columns."""
+    row, column = (str(name) for name in rng.choice(["a", "b", "g", "h", "x", "e", "s"], 2, replace=False))
+    return Call(f"crosstab {row} {column}", lambda partition: fs.crosstab(partition, row, column))
+
+
+def corr(rng: Random) -> Call:
+    """Correlations over complete rows."""
+    formula = " + ".join(rng.choice(NUMBERS, 3, replace=False))
+    return Call(f"corr {formula}", lambda partition: fs.corr(partition, formula))
+
+
+KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
+    "ols": (ols, ("FederatedOLS",)),
+    "clusters": (clusters, ("FederatedOLS", "GLORE")),
+    "glm": (glm, ("FederatedGLM",)),
+    "glore": (glore, ("GLORE",)),
+    "averaging": (averaging, ("FedAvg", "FedAvgM", "FedProx", "QFedAvg")),
+    "gee": (gee, ("FederatedGEE",)),
+    "mixed": (mixed, ("FederatedMixed",)),
+    "cox": (cox, ("FederatedCox",)),
+    "categories": (categories, ("FederatedOrdinal", "FederatedMultinomial")),
+    "curve": (curve, ("KaplanMeier", "CumulativeIncidence")),
+    "boost": (boost, ("FedFunctionBoost",)),
+    "table one": (table_one, ("table_one",)),
+    "quantiles": (quantiles, ("quantiles",)),
+    "histogram": (histogram, ("histogram",)),
+    "crosstab": (crosstab, ("crosstab",)),
+    "corr": (corr, ("corr",)),
+}
+"""How calls of a kind are drawn, and the public names that they use."""
+
+
+def draw_call(rng: Random, kinds: tuple[str, ...] = tuple(KINDS)) -> Call:
+    """Draw an analysis of a random kind."""
+    return KINDS[one(rng, kinds)][0](rng)

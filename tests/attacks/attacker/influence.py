@@ -1,0 +1,318 @@
+"""What sites released in a sequence of analyses singles out no rows, whatever their steps declare.
+
+A number of a reply is computed again without row i. Its difference is the term of row i where the number is a
+sum over rows, which is tried with pairs of rows. The oracle judges the terms of all sums of a sequence,
+refused analyses included; a number that is no sum may not depend on few rows alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from attacker.calls import KINDS, Call, draw_call
+from attacker.oracle import TooFewDrawsError, singled_out
+from attacker.tables import Structure
+from fedstat.errors import FedstatError
+from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
+from fedstat.federation.disclosure.state import SiteTrust
+from fedstat.federation.message import Reply, Request, pack_request, unpack_reply
+from fedstat.typing import Bools, Floats
+
+FEWEST_ROWS, MOST_ROWS, MOST_ANALYSES, MOST_DRAWS, FEWEST = 45, 65, 3, 16, 3
+ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1, max_parameters=1e9)
+KEYS_ALONE = (RECEIPT_FAMILY, "secure")
+"""Families whose replies depend on keys and the ledger, and not on rows."""
+ROUNDING = 1e-9
+"""Terms below this share of their number are zero."""
+PAIRS = 4
+"""Pairs of rows that are left out together, to see which numbers are sums."""
+Numbers = dict[tuple[str, str, int, str], Floats]
+"""Numbers by family, step, how often it was requested before in the analysis, and name."""
+Sums = dict[tuple[str, str, int, str], Bools]
+
+
+@contextmanager
+def overheard() -> Iterator[dict[str, list[tuple[Request, Reply]]]]:
+    """Keep what sites of this process are asked, and release before it is masked, by site."""
+    heard: dict[str, list[tuple[Request, Reply]]] = defaultdict(list)
+    record = Site._record
+
+    def keep(site: Site, context: Any) -> None:
+        record(site, context)
+        if context.request.family not in KEYS_ALONE:
+            heard[site.name].append((context.request, context.reply))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "_record", keep)
+        yield heard
+
+
+def run(call: Call, partition: fs.ClientPartition) -> dict[str, list[tuple[Request, Reply]]]:
+    """Run an analysis, up to its refusal if it is refused, and return what passed at each site."""
+    with overheard() as heard, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with suppress(FedstatError):
+            call.run(partition)
+    return heard
+
+
+def numbers(requests: list[Request], replies: list[Reply | None]) -> Numbers:
+    """Return all numbers of replies, also those of their texts, without flags and encrypted content."""
+    found: Numbers = {}
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for request, reply in zip(requests, replies, strict=True):
+        place = (request.family, request.step)
+        seen[place] += 1
+        if reply is None:
+            continue
+        for name, array in reply.arrays.items():
+            if array.dtype not in (np.uint8, np.bool_):
+                found[*place, seen[place], name] = np.asarray(array, dtype=float).ravel()
+        if reply.text:
+            for path, value in plain_numbers("text", json.loads(reply.text)):
+                found[*place, seen[place], path] = value
+    return found
+
+
+def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
+    """Yield the numbers of plain values, with the path to them."""
+    if isinstance(plain, dict):
+        for key, value in plain.items():
+            yield from plain_numbers(f"{path} {key}", value)
+    elif isinstance(plain, list) and not all(isinstance(one, int | float) for one in plain):
+        for place, value in enumerate(plain):
+            yield from plain_numbers(f"{path} {place}", value)
+    elif isinstance(plain, int | float | list) and not isinstance(plain, bool):
+        yield path, np.atleast_1d(np.array(plain, dtype=float))
+
+
+@dataclass
+class Answering:
+    """An open site with rows of a table; it answers requests that another one was asked."""
+
+    name: str
+    trust: SiteTrust = field(default_factory=SiteTrust)
+
+    def numbers(self, table: pd.DataFrame, requests: list[Request]) -> Numbers:
+        """Return the numbers of its replies; none where it cannot answer."""
+        site = Site(self.name, table.reset_index(drop=True), ALLOW, 0, "site", self.trust)
+        replies: list[Reply | None] = []
+        for request in requests:
+            try:
+                packed = site.answer(pack_request(replace(request, masked=None, turn=None)))
+                replies.append(unpack_reply(packed))
+            except FedstatError:
+                replies.append(None)
+        return numbers(requests, replies)
+
+    def terms(self, table: pd.DataFrame, requests: list[Request]) -> tuple[Numbers, Numbers, Sums]:
+        """Return the numbers of its replies, the terms (n, d) of each, and which of them are sums (d,).
+
+        A number is a sum over rows if it changes without two rows as it does without each.
+        """
+        whole = self.numbers(table, requests)
+        without = [self.numbers(table.drop(index=i), requests) for i in table.index]
+        pairs = [(k, len(table) - 1 - 2 * k) for k in range(PAIRS)]
+        left = [self.numbers(table.drop(index=list(pair)), requests) for pair in pairs]
+        terms, sums = Numbers(), Sums()
+        for name, value in whole.items():
+            others = [one.get(name) for one in (*without, *left)]
+            if any(other is None or other.shape != value.shape for other in others):
+                continue
+            change = value - np.array(others)
+            change[~np.isfinite(change)] = 0.0
+            change, of_pairs = change[: len(table)], change[len(table) :]
+            size = np.maximum(np.abs(value), np.abs(change).max(axis=0))
+            terms[name] = np.where(np.abs(change) > ROUNDING * size, change, 0.0)
+            both = np.array([change[list(pair)].sum(axis=0) for pair in pairs])
+            sums[name] = (np.abs(of_pairs - both) <= 1e-7 * size).all(axis=0)
+        return whole, terms, sums
+
+
+@dataclass
+class Finding:
+    """A sequence that singles out rows of a site."""
+
+    seed: int
+    site: str
+    texts: list[str]
+    rows: list[tuple[int, ...]]
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, site {self.site}, rows {self.rows}: " + "; ".join(self.texts)
+
+
+@dataclass
+class Examined:
+    """What was tried and found."""
+
+    sequences: int = 0
+    analyses: int = 0
+    numbers: int = 0
+    sums: int = 0
+    undecided: int = 0
+    unread: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    by_kind: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sequences} sequences, {self.analyses} analyses, {self.sums:,} numbers examined by "
+            f"leaving out rows, {self.undecided} undecided, {len(self.findings)} findings, "
+            f"{self.seconds:.0f} CPU s; "
+            f"numbers by family: {dict(self.by_kind)}; not computed again: {dict(self.unread)}"
+        )
+
+
+def restart(partition: fs.ClientPartition) -> None:
+    """Let each site store what it remembers, and read it again."""
+    for site in partition.sites.values():
+        data = site.data
+        arrays = data.memory.to_arrays(data.table, data.mark_key)
+        if arrays:
+            site.remember(ReleaseHistory.from_arrays(arrays, data.table, data.mark_key), store=False)
+
+
+def examine(
+    seed: int,
+    examined: Examined,
+    policy: fs.Policy | str = "strict",
+    kinds: tuple[str, ...] = tuple(KINDS),
+) -> list[Finding]:
+    """Draw tables and a sequence of analyses from the seed, run it, and judge all that each site released."""
+    rng = np.random.default_rng([seed, 7])
+    sites = ["A", "B", "C"][: int(rng.choice([1, 1, 2, 3]))]
+    structures = {site: Structure.draw(rng, int(rng.integers(FEWEST_ROWS, MOST_ROWS))) for site in sites}
+    tables = {site: structure.fill(rng) for site, structure in structures.items()}
+    calls = [draw_call(rng, kinds) for _ in range(int(rng.integers(1, MOST_ANALYSES + 1)))]
+    partition = partition_of(tables, policy)
+    passed = []
+    for call in calls:
+        passed.append(run(call, partition))
+        if rng.random() < 0.3:
+            restart(partition)
+    examined.sequences += 1
+    examined.analyses += len(calls)
+    found = []
+    site = str(rng.choice(sites))
+    released = [one[site] for one in passed]
+    if any(released):
+        try:
+            rows = judge(site, tables[site], structures[site], released, rng, examined)
+        except TooFewDrawsError:
+            examined.undecided += 1
+            rows = []
+        if rows:
+            found.append(Finding(seed, site, [call.text for call in calls], rows))
+    examined.findings += found
+    return found
+
+
+def partition_of(tables: dict[str, pd.DataFrame], policy: fs.Policy | str) -> fs.ClientPartition:
+    """Return the tables as sites of a partition."""
+    pooled = pd.concat([table.assign(site=site) for site, table in tables.items()], ignore_index=True)
+    return fs.ClientPartition.from_frame(pooled, by="site", policy=policy)
+
+
+def judge(
+    site: str,
+    table: pd.DataFrame,
+    structure: Structure,
+    released: list[list[tuple[Request, Reply]]],
+    rng: np.random.Generator,
+    examined: Examined,
+) -> list[tuple[int, ...]]:
+    """Return the rows of a site that all it released singles out.
+
+    Each draw answers the same requests: their centers, scales and coefficients are known to who sent them.
+    """
+    answering = Answering(site)
+    draws: list[list[Numbers]] = []
+    kept: list[dict[Any, Floats]] = []
+    n, of_few = len(table), set[tuple[int, ...]]()
+    for passed in released:
+        requests = [request for request, _ in passed]
+        sent = numbers(requests, [reply for _, reply in passed])
+        whole, terms, sums = answering.terms(table, requests)
+        positions = {}
+        for name, value in sent.items():
+            if name in terms and whole[name].shape == value.shape:
+                sent_alike = np.isclose(whole[name], value, rtol=1e-6, atol=1e-9)
+                positions[name] = sent_alike & sums[name]
+                examined.by_kind[name[0]] += int(positions[name].sum())
+                of_few |= few_rows(terms[name][:, sent_alike & ~sums[name]])
+            else:
+                examined.unread[f"{name[0]} {name[1]} {name[3]}"] += value.size
+        kept.append(positions)
+        draws.append([terms])
+    d = sum(int(one.sum()) for positions in kept for one in positions.values())
+    examined.sums += d
+    wanted = min(3 + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
+    for _ in range(wanted - 1):
+        other = structure.fill(rng)
+        for passed, of_call in zip(released, draws, strict=True):
+            of_call.append(answering.terms(other, [request for request, _ in passed])[1])
+    stacked, tolerated = [], []
+    for positions, of_call in zip(kept, draws, strict=True):
+        columns = []
+        for name, position in positions.items():
+            found = [one.get(name) for one in of_call]
+            if all(one is not None and one.shape[1:] == position.shape for one in found):
+                columns.append(np.array(found)[:, :, position])
+        if columns:
+            terms_of_call = np.concatenate(columns, axis=2)
+            stacked.append(terms_of_call)
+            same = (terms_of_call == terms_of_call[:1]).all(axis=(0, 1))
+            counts = terms_of_call[0][:, same & (terms_of_call == np.rint(terms_of_call)).all(axis=(0, 1))]
+            tolerated.append(counts)
+    if not stacked:
+        return sorted(of_few)
+    every = np.concatenate(stacked, axis=2)
+    rows = singled_out([*every], FEWEST)
+    return [*sorted(of_few)] + [S for S in rows if not any(counted(counts, S) for counts in tolerated)]
+
+
+def few_rows(changes: Floats) -> set[tuple[int, ...]]:
+    """Return the rows of each number that depends on fewer rows than the fewest, and on some."""
+    depends = changes != 0.0
+    few = depends[:, (depends.any(axis=0)) & (depends.sum(axis=0) < FEWEST)]
+    return {tuple(np.flatnonzero(one).tolist()) for one in few.T}
+
+
+def counted(counts: Floats, rows: tuple[int, ...]) -> bool:
+    """Return whether counts of one analysis single out these rows: small counts follow by subtraction.
+
+    The policy tolerates it, and the threat statements name it.
+    """
+    return bool(counts.shape[1]) and rows in singled_out([counts, counts], FEWEST)
+
+
+def examine_all(
+    seeds: range,
+    policy: fs.Policy | str = "strict",
+    seconds: float = np.inf,
+    kinds: tuple[str, ...] = tuple(KINDS),
+) -> Examined:
+    """Examine the sequence of each seed in turn, until the seconds of the processor are spent."""
+    examined, began = Examined(), time.process_time()
+    for seed in seeds:
+        for finding in examine(seed, examined, policy, kinds):
+            print(finding, flush=True)
+        examined.seconds = time.process_time() - began
+        if examined.seconds > seconds:
+            break
+    return examined

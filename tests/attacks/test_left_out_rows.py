@@ -1,0 +1,129 @@
+"""What sites release of any family, computed again without each row, singles out no rows."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attacker.attack import run_campaign
+from attacker.calls import KINDS, Call, draw_call, model
+from attacker.grammar import design_of, products
+from attacker.influence import ALLOW, Answering, Examined, counted, examine_all, judge, partition_of, run
+from attacker.tables import Structure
+
+import fedstat as fs
+
+AN_HOUR = 3600.0
+OWN_NOT = {"local": False}
+
+
+def table_of(column, by):
+    return Call(f"table_one {column} by {by}", lambda partition: fs.table_one(partition, column, by=by))
+
+
+def drawn(seed=3, n=50):
+    rng = np.random.default_rng(seed)
+    structure = Structure.draw(rng, n)
+    return structure, structure.fill(rng)
+
+
+def test_terms_of_least_squares_are_products_of_columns():
+    _, table = drawn()
+    asked = run(model("FederatedOLS", "y ~ z + s + m"), partition_of({"A": table}, "open"))["A"]
+    _, terms, sums = Answering("A").terms(table, [request for request, _ in asked])
+    found = np.hstack([value[:, sums[name]] for name, value in terms.items()])
+    wanted = products(design_of(["z", "s", "m"], "y", table))
+    left = wanted - found @ np.linalg.lstsq(found, wanted, rcond=1e-10)[0]
+    assert np.abs(left).max() < 1e-7 * np.abs(wanted).max()
+
+
+def test_rows_that_hold_nothing_have_no_terms():
+    structure, table = drawn()
+    asked = run(model("FederatedOLS", "y ~ m"), partition_of({"A": table}, "open"))["A"]
+    _, terms, _ = Answering("A").terms(table, [request for request, _ in asked])
+    sums = np.hstack([value for name, value in terms.items() if name[1] != "survey_rows"])
+    assert structure.lacking.any() and not sums[structure.lacking].any()
+    assert sums[~structure.lacking].any(axis=1).all()
+
+
+def planted(n=45):
+    """Structure in which row 3 of a has another x, its row 5 another b, and a level of g has one row more."""
+    rng = np.random.default_rng(2)
+    few = Structure.draw(rng, n).few
+    a = (np.arange(n) % 3 == 0) * 1.0
+    inside, outside = np.flatnonzero(a), np.flatnonzero(a == 0.0)
+    x, b = rng.integers(0, 3, n) * 1.0, a.copy()
+    x[inside], x[inside[3]], b[inside[5]] = 1.0, 2.0, 0.0
+    g = np.where((a > 0.0) | (np.arange(n) == outside[7]), "u", "v")
+    none = np.zeros(n, dtype=bool)
+    structure = Structure(few.assign(a=a, b=b, x=x, g=g), none, none, ~none)
+    return structure, {"x": int(inside[3]), "b": int(inside[5]), "g": int(outside[7])}
+
+
+HOLES = {
+    "a product and three values": ("x", [model("FederatedOLS", "y ~ a:z + x", OWN_NOT)]),
+    "weights": ("x", [model("FederatedOLS", "y ~ a:z + x", OWN_NOT, var_weights="w")]),
+    "a logistic model": ("x", [model("GLORE", "e ~ a:w + x", OWN_NOT)]),
+    "a table and a fit": ("g", [table_of("z", "g"), model("FederatedOLS", "z ~ a", OWN_NOT)]),
+    "a table and a product": ("b", [table_of("z", "a"), model("FederatedOLS", "z ~ a:b", OWN_NOT)]),
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_what_rules_refuse_is_found_where_they_are_off(hole):
+    row, calls = HOLES[hole]
+    structure, rows = planted()
+    rng = np.random.default_rng(1)
+    table = structure.fill(rng)
+    found = {}
+    for policy in (ALLOW, "strict"):
+        partition = partition_of({"A": table}, policy)
+        released = [run(call, partition)["A"] for call in calls]
+        found[policy == "strict"] = judge("A", table, structure, released, rng, Examined())
+    assert (rows[row],) in found[False] and not found[True], (found, rows)
+
+
+def test_small_counts_are_tolerated_and_sums_are_not():
+    counts = np.ones((50, 1)) * [1.0, 1.0]
+    counts[7, 1] = 0.0
+    assert counted(counts, (7,)) and not counted(counts, (8,)) and not counted(counts[:, :1], (7,))
+
+
+def test_all_families_of_rows_are_attacked(monkeypatch):
+    """The registry of all public families names those whose sites hold rows."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "contracts")
+    from families import FITS
+
+    asks_no_site = {"pool", "combine", "meta", "compare"}
+    wanted = {fit.family for fit in FITS.values() if fit.data == "rows"} - asks_no_site
+    assert wanted - {name for _, names in KINDS.values() for name in names} == set()
+
+
+def test_calls_of_all_kinds_run_on_an_open_site():
+    rng, (_, table) = np.random.default_rng(0), drawn(5, 90)
+    answered = defaultdict(int)
+    for kind in KINDS:
+        for _ in range(3):
+            passed = run(draw_call(rng, (kind,)), partition_of({"A": table}, fs.Policy.open()))
+            answered[kind] += len(passed["A"]) > 1
+    assert set(answered) == set(KINDS) and all(answered.values()), dict(answered)
+
+
+def test_no_family_singles_out_rows_under_the_strict_policy():
+    examined = examine_all(range(8), "strict", 25.0)
+    print(examined)
+    assert not examined.findings, "\n".join(map(str, examined.findings))
+    assert not any("sum" in step for step in examined.unread), str(examined)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("campaign", [run_campaign, examine_all])
+def test_an_hour_of_sequences(campaign):
+    """Set FEDSTAT_ATTACK_SEED to draw others."""
+    first = int(os.environ.get("FEDSTAT_ATTACK_SEED", "1000"))
+    done = campaign(range(first, first + 10**9), "strict", AN_HOUR / 2)
+    print(done)
+    assert not done.findings, "\n".join(str(finding) for finding in done.findings)
