@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from attacker.attack import Campaign, attack, run_campaign
@@ -87,18 +85,9 @@ def test_an_open_site_answers_what_singles_out_rows():
     assert campaign.answered > campaign.refused and len(campaign.findings) >= 2, str(campaign)
 
 
-SECONDS, FIRST_SEED = "FEDSTAT_ATTACK_SECONDS", "FEDSTAT_ATTACK_SEED"
-
-
-@pytest.mark.parametrize("most", [50, pytest.param(350, marks=pytest.mark.slow)])
-def test_no_sequence_singles_out_rows_under_the_strict_policy(most):
-    """Set FEDSTAT_ATTACK_SECONDS (CPU seconds) and FEDSTAT_ATTACK_SEED for longer campaigns.
-
-    A judgement that isolates nobody has findings at seeds 2 and 4.
-    """
-    first, seconds = int(os.environ.get(FIRST_SEED, "0")), float(os.environ.get(SECONDS, "inf"))
-    most = 10**9 if SECONDS in os.environ else most
-    campaign = run_campaign(range(first, first + most), "strict", seconds)
+def test_no_sequence_singles_out_rows_under_the_strict_policy():
+    """The same sequences on every computer; ``pytest -m attack`` runs others for an hour."""
+    campaign = run_campaign(range(200), "strict")
     print(campaign)
     assert not campaign.findings, "\n".join(str(finding) for finding in campaign.findings)
     assert campaign.answered > 0.15 * (campaign.answered + campaign.refused), str(campaign)
