@@ -354,7 +354,7 @@ class EffectEstimates(DerivedReport):
         # Ordered categories are numbers as well, and have fewer values.
         along = max(axes, key=lambda name: len(set(keys[name])), default="")
         labels = [name for name in varies if name != along]
-        named = [name for name in labels or list(keys) if along or name not in ("term", "contrast")]
+        named = [name for name in labels or [*map(str, keys)] if along or name not in ("term", "contrast")]
         said = keys.assign(**{name: f"{name} = " + keys[name] for name in named if name != "group"})
         names = [", ".join(row) for row in said[labels or list(keys)].to_numpy().tolist()]
         if along:

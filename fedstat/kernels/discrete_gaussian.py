@@ -6,12 +6,16 @@ only, without rounding. Cases that might exceed 64 bits, or lack words, are left
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from fedstat.kernels import as_kernel_array
 from fedstat.typing import Ints
+
+Whole: TypeAlias = int | np.int64
 
 LARGEST = 2**22
 """Variance up to which almost all draws fit."""
@@ -34,7 +38,7 @@ def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> t
 
 
 @njit(cache=True, nogil=True)
-def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
+def _below(n: Whole, bits: Whole, words: NDArray[np.uint64], at: Ints) -> Whole:
     """Draw an integer from 0 to n - 1, with this number of bits."""
     if bits == 0:
         return 0
@@ -48,7 +52,7 @@ def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
+def _at_most_one(x: Whole, y: Whole, words: NDArray[np.uint64], at: Ints) -> Whole:
     """Return 1 with probability exp(-x/y), otherwise 0."""
     k, n, bits = ONE, y, np.int64(0)
     while n < MOST:
@@ -64,7 +68,7 @@ def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _exponential(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
+def _exponential(x: Whole, y: Whole, words: NDArray[np.uint64], at: Ints) -> Whole:
     while x > y:
         found = _at_most_one(ONE, ONE, words, at)
         if found != 1:

@@ -179,7 +179,8 @@ def level_counts(replies: Sequence[Reply], request: ChangesRequest) -> Floats:
     """Add up the counts (V,) of the rows of levels; zero without any."""
     if not any(change.by for change in request.changes):
         return np.zeros(len(request.changes))
-    return np.sum([reply.arrays["counts"] for reply in replies], axis=0)
+    counts: Floats = np.sum([reply.arrays["counts"] for reply in replies], axis=0)
+    return counts
 
 
 def _changed(
