@@ -356,7 +356,7 @@ class EffectEstimates(DerivedReport):
         labels = [name for name in varies if name != along]
         named = [name for name in labels or [*map(str, keys)] if along or name not in ("term", "contrast")]
         said = keys.assign(**{name: f"{name} = " + keys[name] for name in named if name != "group"})
-        names = [", ".join(row) for row in said[labels or list(keys)].to_numpy().tolist()]
+        names = [", ".join(row) for row in said[labels or [*map(str, keys)]].to_numpy().tolist()]
         if along:
             curves = frame.assign(label=names if labels else "", at=frame[along].astype(float))
             wide = curves.pivot_table(index="at", columns="label", values=ends)

@@ -84,13 +84,15 @@ def _draws(a: int, t: int, words: NDArray[np.uint64], out: Ints) -> tuple[int, i
     while (1 << bits) < t:
         bits += 1
     for i in range(out.shape[0]):
-        start, kept = at[0], 0
+        start = at[0]
+        kept: Whole = 0
         while kept == 0:
             u = _below(t, bits, words, at)
             kept = OUT if u == OUT else _exponential(u, t, words, at)
             if kept != 1:
                 continue
-            x, again = u, 1
+            x = u
+            again: Whole = 1
             while again == 1:
                 again = _at_most_one(ONE, ONE, words, at)
                 x += t * again

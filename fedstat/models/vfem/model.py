@@ -67,9 +67,9 @@ from fedstat.models.vfem.weighted import (
 )
 from fedstat.typing import Floats
 
-INDEPENDENT_ALTERNATIVE = MORE_MOVED.filled(
-    otherwise=", or from_formula(..., between='independent'), which uses no sums by missing pattern"
-)
+WITHOUT_PATTERNS = ", or from_formula(..., between='independent'), which uses no sums by missing pattern"
+"""What else helps if no site can deal random numbers, or patterns are too small."""
+INDEPENDENT_ALTERNATIVE = MORE_MOVED.filled(otherwise=WITHOUT_PATTERNS)
 """Remedy if too many entities are in patterns that are too small."""
 BLOCKS = Remedy("from_formula(..., between='independent').fit(...)", "use from_formula(..., {arguments})")
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
@@ -605,7 +605,7 @@ class VFEMGLM(VFEMModel):
             )
             return fit_glm(iteration, wanted.covariance)
         conversation = SecureProductSession(
-            FAMILY, self._session, shared["at"], INDEPENDENT_ALTERNATIVE, layout.least
+            FAMILY, self._session, shared["at"], WITHOUT_PATTERNS, layout.least
         )
 
         def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
