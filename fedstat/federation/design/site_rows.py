@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from fedstat.federation.design.formula.expression import parse_expression, quote
 from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
 from fedstat.federation.design.formula.syntax_tree import Category, Column, Survival, iter_transforms
 from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import (
@@ -219,7 +221,12 @@ class CompleteRows:
         """Leave out rows without a weight: they are behind no sum, and may be behind no count."""
         if self.weight is None or (self.weight > 0.0).all():
             return self
-        has, complete = self.weight > 0.0, self.complete.copy()
+        has = self.weight > 0.0
+        return replace(self.only(has), weightless=self.weightless + int((~has).sum()))
+
+    def only(self, has: Bools) -> CompleteRows:
+        """Leave out all rows but some, (m,)."""
+        complete = self.complete.copy()
         complete[self.complete] = has
         return CompleteRows(
             self.frame[has],
@@ -227,7 +234,7 @@ class CompleteRows:
             self.y[has],
             None if self.offset is None else self.offset[has],
             {role: values[has] for role, values in self.weights.items()},
-            self.weightless + int((~has).sum()),
+            self.weightless,
             None if self.times is None else self.times[has],
         )
 
@@ -235,10 +242,36 @@ class CompleteRows:
 def find_complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     """Read a site's table in chunks, without rows that lack a value that the request reads.
 
-    Rows of weight zero are left out as well. Raises a DesignError for a column that is absent or of
+    Rows of weight zero are left out as well, and rows that would differ by few from those of earlier analyses
+    (:func:`leave_out_rows`). Raises a DesignError for a column that is absent or of
     an unsupported type, for a negative weight, for an exposure that is not positive, and for a response or
     offset that is not finite. A small table in memory is read once for the same request.
     """
+    kept = used_rows(data, question)
+    start = 0
+    for rows in _every_complete_row(data, question):
+        place = slice(start, start := start + len(rows.complete))
+        yield rows if kept is None else _only(rows, kept[place])
+
+
+def _only(rows: CompleteRows, kept: Bools) -> CompleteRows:
+    has = kept[rows.complete]
+    return rows if has.all() else rows.only(has)
+
+
+def used_rows(data: SiteData, question: RowsRequest) -> Bools | None:
+    """Return the complete rows that a request uses, (n_rows,); None for all complete ones."""
+    if not leaves_out(data):
+        return None
+
+    def complete() -> Bools:
+        parts = [rows.complete for rows in _every_complete_row(data, question)]
+        return np.concatenate([np.zeros(0, dtype=bool), *parts])
+
+    return data.memory.rows_of(repr(question), complete, partial(leave_out_rows, data))
+
+
+def _every_complete_row(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     if in_memory(data.table):
         return iter(keep_result(data.table, repr(question), lambda: list(_complete_rows(data, question))))
     return _complete_rows(data, question)

@@ -171,6 +171,9 @@ class Policy:
     remember : {"all", "rows", "nothing"}
         Which earlier releases, over all sessions, are compared with a new one, so that two sums that
         together reveal a few rows are not both released: those of models over rows, all, or none.
+    small_differences : {"refuse", "leave out"}
+        What to do with complete rows that differ by few from those of an earlier analysis; see
+        :mod:`fedstat.federation.disclosure.analysis_sets`.
     formulas : {"any", "simple"}
         "simple" computes a factor only where it is one column or one function of one column, and defined on
         all that the site publishes of that column, and products of different columns; see
@@ -411,6 +414,16 @@ class Policy:
         "comparison.",
         strict="all",
         without={ANALYST: "A row, from two analyses whose entities differ only in this row."},
+    )
+    small_differences: Literal["refuse", "leave out"] = rule(
+        "refuse",
+        "small differences",
+        choice("leave out", "refuse", strictest="refuse"),
+        "What to do with an analysis over rows whose complete rows differ by fewer than min_count from those "
+        'of earlier ones, for instance since few rows lack a column. "refuse": the analysis is refused. '
+        '"leave out": it is answered on other rows. Further rows are left out, as many as the minimum needs, '
+        "and always the same ones. The analyst is told that rows were left out.",
+        strict="leave out",
     )
     formulas: Literal["any", "simple"] = rule(
         "any",

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
-from fedstat.federation.disclosure.weight_spaces import WeightSpaces
+from fedstat.federation.disclosure.weight_spaces import WeightSpaces, isolates_cells
 from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
@@ -41,6 +41,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 ZERO_TOLERANCE = 1e-7
 """Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly revealed."""
+MOST_REQUESTS = 8
+"""Requests whose complete rows are remembered while a site runs."""
 ROUNDING = 1e-6
 """Persons by which sums of shares may be off."""
 
@@ -63,6 +65,8 @@ class ReleasedGroups:
         Digests of the levels of a column by which sums were released, 0 for rows that were in none of them.
     persons : (n_rows,) array of int, optional
         Person of every row, if some have several versions.
+    sets : (n_rows,) array of int
+        Class of every row: rows of one class were together in all analyses over rows; 0 for rows in none.
     """
 
     cells: Ints
@@ -71,6 +75,7 @@ class ReleasedGroups:
     spaces: WeightSpaces
     levels: Mapping[str, Array] = field(default_factory=dict)
     persons: Ints | None = None
+    sets: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def none(cls, n_rows: int) -> ReleasedGroups:
@@ -80,6 +85,7 @@ class ReleasedGroups:
             np.zeros((0, 1), dtype=np.bool_),
             np.zeros((n_rows, 0)),
             WeightSpaces.none(n_rows),
+            sets=np.zeros(n_rows, dtype=np.int64),
         )
 
     @property
@@ -117,6 +123,15 @@ class ReleasedGroups:
         """Return the history after further estimates under weights, (n_rows, q)."""
         return replace(self, weights=np.hstack([self.weights, weights]))
 
+    def with_set(self, used: Bools) -> ReleasedGroups:
+        """Return the history after an analysis of these rows, (n_rows,); itself if no class is divided."""
+        inside = np.append(used, np.zeros(len(self.cells) - len(used), dtype=bool))
+        old, sets = np.unique(2 * self.sets + inside, return_inverse=True)
+        if len(np.unique(old // 2)) == len(old) and not (old == 1).any():
+            return self
+        # Rows that were in no analysis have the smallest number.
+        return replace(self, sets=sets.ravel().astype(np.int64) + (old[0] > 0))
+
     def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
         """Return the history of a table with other rows, and which rows are gone.
 
@@ -129,23 +144,22 @@ class ReleasedGroups:
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
         there = (places >= 0)[:, None]
-        weights, *coded = (
+        weights, sets, *coded = (
             np.concatenate([np.where(there, held[places], held.dtype.type(0)), held[gone]])
             if len(held)
             else np.zeros((len(places), held.shape[1]), dtype=held.dtype)
-            for held in (self.weights, *self.levels.values())
+            for held in (self.weights, self.sets[:, None], *self.levels.values())
         )
         levels = dict(zip(self.levels, coded, strict=True))
         cells, spaces = np.concatenate([here, self.cells[gone]]), self.spaces.carried(places, gone)
-        return ReleasedGroups(cells, basis, weights, spaces, levels), gone
+        return ReleasedGroups(cells, basis, weights, spaces, levels, sets=sets[:, 0]), gone
 
     def fewest_isolated(self, min_count: int, known: int = 0) -> int:
         """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
 
         Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
         vectors with disjoint supports, every combination's support is a union of these, and the smallest one
-        decides. Otherwise 1 is returned without a search for the vector with the fewest entries, which is
-        hard: few real divisions need it, and refusing them is safe.
+        decides. Otherwise combinations of few cells are searched, and 1 is returned if there is one.
 
         Combinations of the first `known` groups of the basis were released before, possibly under a smaller
         minimum, and do not count: only what the other groups add can be refused.
@@ -174,7 +188,7 @@ class ReleasedGroups:
             added = np.ones(len(reduced), dtype=np.bool_)
         supports = np.abs(reduced) > ZERO_TOLERANCE
         if (supports.sum(axis=0) > 1).any():
-            return 1
+            return int(isolates_cells(self.basis, sizes, known, min_count - 1))
         rows = supports[added] @ sizes[small]
         fewest = float(rows.min(initial=min_count))
         return int(np.ceil(fewest - ROUNDING)) if fewest < min_count - ROUNDING else 0
@@ -192,6 +206,7 @@ class ReleasedGroups:
             "basis": packed,
             "c": np.array(self.basis.shape),
         }
+        reported["sets"] = self.sets.astype(np.int32)
         if self.weights.size:
             reported["weights"] = self.weights
         reported |= self.spaces.to_arrays()
@@ -222,7 +237,11 @@ class ReleasedGroups:
             raise ValueError("the release history is not complete")
         owner = np.array(names)
         levels = {name: codes[:, owner == name] for name in dict.fromkeys(names)}
-        return cls(cells, basis, weights, spaces, levels)
+        # Before classes were stored, rows in the same groups were together in all analyses.
+        sets = np.where(basis.any(axis=0)[cells], cells + 1, 0) if "sets" not in arrays else arrays["sets"]
+        if sets.shape != cells.shape or sets.min(initial=0) < 0:
+            raise ValueError("the release history is not complete")
+        return cls(cells, basis, weights, spaces, levels, sets=np.asarray(sets, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -244,6 +263,22 @@ class ReleaseHistory:
     changes: tuple[int, int, int] = (0, 0, 0)
     is_new: bool = False
     is_converted: bool = False
+    _rows: dict[str, tuple[Bools, Ints, Bools]] = field(default_factory=dict)
+
+    def rows_of(
+        self, request: str, complete: Callable[[], Bools], leave_out: Callable[[Bools], Bools]
+    ) -> Bools:
+        """Return the rows that a request uses; they are found again after other analyses were answered."""
+        assert self.released is not None
+        sets = self.released.sets
+        found = self._rows.get(request)
+        if found is None or len(found[0]) + len(self.gone) != len(sets) or found[1] is not sets:
+            rows = complete() if found is None else found[0]
+            self._rows.pop(request, None)
+            while len(self._rows) >= MOST_REQUESTS:
+                del self._rows[next(iter(self._rows))]
+            self._rows[request] = found = rows, sets, leave_out(rows)
+        return found[2]
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:

@@ -383,14 +383,23 @@ def category_table(session: RowsSession, request: CellsRequest) -> FitProtocol[C
 def cells_shown(small: Bools, large: Bools) -> Bools:
     """Return the cells (G, L) that are shown: no small one, and none that would reveal what is hidden.
 
-    The rows of a group are known. So what is hidden of a group needs a cell that has enough rows at every
-    site (`large`); without one the whole group is hidden.
+    The rows of a group are known, and those of a level over all groups. So what is hidden of each group and
+    of each level is several cells, of which one has enough rows at every site (`large`). Without such a cell
+    the whole group or level is hidden.
     """
-    shown = ~small
-    for group in np.flatnonzero(small.any(axis=1)):
-        enough = np.flatnonzero(large[group])
-        shown[group, enough[-1:] if len(enough) else slice(None)] = False
-    return np.asarray(shown)
+    hidden, before = small.copy(), np.zeros(0, dtype=bool)
+    lines = [(hidden, large, hidden.T)] + [(hidden.T, large.T, hidden)] * (len(small) > 1)
+    while not np.array_equal(hidden, before):
+        before = hidden.copy()
+        for cells, enough, across in lines:
+            for i in np.flatnonzero(cells.any(axis=1) & ~cells.all(axis=1)).tolist():
+                if cells[i].sum() > 1 and (cells[i] & enough[i]).any():
+                    continue
+                candidates = np.flatnonzero(enough[i] & ~cells[i])
+                # Where other cells are hidden already, few further ones are needed.
+                order = np.argsort(across[candidates].any(axis=1), kind="stable")
+                cells[i, candidates[order][-1:] if len(candidates) else slice(None)] = True
+    return np.asarray(~hidden)
 
 
 def correlation(session: RowsSession) -> FitProtocol[tuple[RowsDesign, Floats]]:

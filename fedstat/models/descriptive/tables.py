@@ -72,7 +72,12 @@ class TableModel(HorizontalModel):
     _goes_on = True
 
     def __init__(
-        self, partition: ClientPartition, groups: Sequence[str], number: str = "", category: str = ""
+        self,
+        partition: ClientPartition,
+        groups: Sequence[str],
+        number: str = "",
+        category: str = "",
+        complete: Sequence[str] = (),
     ) -> None:
         check_layout("A table", partition, "horizontal")
         self.groups, self.number, self.category = tuple(groups), number, category
@@ -81,7 +86,7 @@ class TableModel(HorizontalModel):
         columns = (*coded, *([number] if number else []))
         text = f"~ {' + '.join(terms)}"
         formula = Formula(text, "", None, (), True, (SiteTerms("", tuple(terms), columns),))
-        super().__init__(formula, partition)
+        super().__init__(formula, partition, complete=complete)
         if number and self.agreement.spec.kinds[number] == "category":
             self.number, self.category = "", number
 
@@ -185,27 +190,39 @@ def _holder(partition: ClientPartition, column: str, by: str | None) -> ClientPa
     return replace(partition._among(holders), layout="horizontal")
 
 
-def _number_model(partition: ClientPartition, column: str, by: str | None) -> TableModel:
+def _number_model(
+    partition: ClientPartition, column: str, by: str | None, complete: Sequence[str]
+) -> TableModel:
     """Make the table of a number by groups."""
-    model = TableModel(partition, () if by is None else (by,), number=column)
+    model = TableModel(partition, () if by is None else (by,), number=column, complete=complete)
     if model.category:
         raise ModelError(f"column: {column!r} is a category; quantiles and histograms are of numbers")
     return model
 
 
 @checks_names
-def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool | None = None) -> TableFrame:
+def crosstab(
+    partition: ClientPartition,
+    row: str,
+    column: str,
+    *,
+    complete: Sequence[str] = (),
+    masked: bool | None = None,
+) -> TableFrame:
     """Count the rows by two categories.
 
-    No cell has few rows at a site: such a cell is hidden (missing), and with it another one of the same row,
-    since it would follow by subtraction. In the vertical layout, two sites count the entities that both have
-    by a secure product, and refuse a table with a cell of few entities.
+    No cell has few rows at a site: such a cell is hidden (missing), and with it other ones of the same row
+    and column, since it would follow by subtraction. In the vertical layout, two sites count the entities
+    that both have by a secure product, and refuse a table with a cell of few entities.
 
     Parameters
     ----------
     partition : ClientPartition
     row, column : str
         Columns of categories; numbers count as categories.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts; by default with at least three sites.
 
@@ -233,19 +250,29 @@ def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool 
     if row == column:
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
     if partition.layout == "vertical":
+        _check_no_complete(complete)
         pair, levels_of, ledger = _pair(
             partition, [f"C({quoted_name(name)})" for name in (row, column)], masked
         )
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
         missing = partition.n_entities - pair.n
     else:
-        model = TableModel(partition, (row,), category=column)
+        model = TableModel(partition, (row,), category=column, complete=complete)
         table, ledger = model.fit(masked=masked)
         counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
         rows = tuple(name for (name,) in model.group_names)
     frame = pd.DataFrame(counts, index=pd.Index(rows, name=row), columns=pd.Index(levels, name=column))
     frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
     return table_frame(frame, "counts", ledger=ledger, missing=missing)
+
+
+def _check_no_complete(complete: Sequence[str]) -> None:
+    """Require that no further columns are named where sites hold different columns."""
+    if len(complete):
+        raise ModelError(
+            "complete: where sites hold different columns, a table describes the entities that have its "
+            "columns; leave it out"
+        )
 
 
 def _pair(
@@ -341,6 +368,7 @@ def histogram(
     bins: int | Sequence[float] = 20,
     by: str | None = None,
     bounds: Bounds | None = None,
+    complete: Sequence[str] = (),
     masked: bool | None = None,
 ) -> TableFrame:
     """Count a number on public intervals, by group.
@@ -360,6 +388,12 @@ def histogram(
         Column of the groups; in the vertical layout at the same site.
     bounds : mapping of str to (float, float), optional
         Public range of the column, where the sites publish none.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
 
@@ -392,7 +426,7 @@ def histogram(
         edges = _numbers(bins)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
             raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
-    model = _number_model(partition, column, by)
+    model = _number_model(partition, column, by, complete)
     # Averages of equal values differ from them by rounding, and must not leave the range by it.
     beyond = 1e-9 * (edges[-1] - edges[0])
     counted = np.concatenate([[edges[0] - beyond], edges[1:-1], [edges[-1] + beyond]])
@@ -415,6 +449,7 @@ def quantiles(
     *,
     by: str | None = None,
     bounds: Bounds | None = None,
+    complete: Sequence[str] = (),
     masked: bool | None = None,
 ) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
@@ -465,7 +500,7 @@ def quantiles(
         raise ModelError(f"q: expected shares between 0 and 1, as in [0.25, 0.5, 0.75], received {q!r}")
     partition = _holder(partition, column, by)
     grid = QuantileGrid(*_range_of(partition, column, bounds))
-    model = _number_model(partition, column, by)
+    model = _number_model(partition, column, by, complete)
     table, ledger = model.fit(edges=grid.edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
     found = grid.quantiles(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
@@ -511,6 +546,7 @@ def corr(
     method: str = "pearson",
     bins: int = 100,
     bounds: Bounds | None = None,
+    complete: Sequence[str] = (),
     masked: bool | None = None,
 ) -> TableFrame:
     """Return correlations of numbers over the complete rows of all sites.
@@ -530,6 +566,9 @@ def corr(
         Number of intervals of the range of each column, which have the ranks of ``method="spearman"``.
     bounds : mapping of str to (float, float), optional
         Public ranges of the columns for ``method="spearman"``, where the sites publish none.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the sums; by default with at least three sites.
 
@@ -583,12 +622,13 @@ def corr(
             raise ModelError(
                 "method: sites that hold different columns do not exchange ranks; only 'pearson' is available"
             )
+        _check_no_complete(complete)
         return _corr_of_columns(partition, right, masked)
     columns = [*partition.pooled_columns, ROWS]
     parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", columns, (ROWS, partition.site_column))
     edges = _rank_edges(partition, parsed.sites, bins, bounds) if method == "spearman" else None
     text = f"~ {right}"
-    model = CorrelationModel(Formula(text, "", None, (), True, parsed.sites), partition)
+    model = CorrelationModel(Formula(text, "", None, (), True, parsed.sites), partition, complete=complete)
     if edges is not None and (texts := list(model.agreement.spec.levels)):
         raise FormulaError(f"formula: ranks are of numbers, and column {texts[0]!r} is a category")
     names, found, error, ledger = model.fit(edges, masked=masked)
@@ -654,6 +694,7 @@ def table_one(
     bounds: Bounds | None = None,
     smd: bool = False,
     pvalues: bool = False,
+    complete: Sequence[str] = (),
     masked: bool | None = None,
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
@@ -684,6 +725,9 @@ def table_one(
         Show tests of equal groups: Welch's analysis of variance, for medians Kruskal and Wallis's test of
         the counts on intervals, for categories Pearson's chi-squared. Reporting guidelines advise against
         them for randomized groups.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part; by default with at least three sites.
 
@@ -725,9 +769,13 @@ def table_one(
     if wrong := [name for name in nonnormal if variables.get(name, True)]:
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
     ranges = {name: QuantileGrid(*_range_of(partition, name, bounds)) for name in nonnormal}
+    if partition.layout == "vertical":
+        _check_no_complete(complete)
     describe = _ColumnsDescribed if partition.layout == "vertical" else _RowsDescribed
     described = [
-        (_RowsDescribed if name in ranges else describe)(partition, name, category, ranges.get(name), masked)
+        (_RowsDescribed if name in ranges else describe)(
+            partition, name, category, ranges.get(name), masked, complete
+        )
         for name, category in variables.items()
     ]
     ledgers: list[Ledger] = []
@@ -736,7 +784,9 @@ def table_one(
     if by is None:
         no_groups = Groups((), None, 0, ())
         return TableOne(tuple(grouped), by, no_groups, partition.n_entities, smd, pvalues, ledgers)
-    groups, found = _all_rows(describe(partition, "", False, None, masked), by, described, grouped, ledgers)
+    groups, found = _all_rows(
+        describe(partition, "", False, None, masked, complete), by, described, grouped, ledgers
+    )
     return TableOne(found, by, groups(labels), partition.n_entities, smd, pvalues, ledgers)
 
 
@@ -792,8 +842,10 @@ class _RowsDescribed:
         category: bool,
         grid: QuantileGrid | None,
         masked: bool | None,
+        complete: Sequence[str],
     ) -> None:
         self.partition, self.name, self.grid, self.masked = partition, name, grid, masked
+        self.complete = complete
         self.number, self.category = ("" if category else name), (name if category else "")
         self.models: dict[str | None, TableModel] = {}
         self.labels: tuple[str, ...] = ()
@@ -804,7 +856,7 @@ class _RowsDescribed:
             held = self.partition
             if held.layout == "vertical":
                 held = _holder(held, self.name, by)
-            model = _described(held, () if by is None else (by,), self.number, self.category)
+            model = _described(held, () if by is None else (by,), self.number, self.category, self.complete)
             self.models[by] = model
             if by is not None:
                 self.labels = tuple(str(label) for (label,) in model.group_names)
@@ -839,6 +891,7 @@ class _ColumnsDescribed:
         category: bool,
         grid: QuantileGrid | None,
         masked: bool | None,
+        complete: Sequence[str],
     ) -> None:
         self.partition, self.name, self.masked = partition, name, masked
         self.own = [f"C({quoted_name(name)})" if category else quoted_name(name)] if name else []
@@ -909,11 +962,17 @@ def _variable_of_columns(
     return TableVariable(name, missing, rows, *figures)
 
 
-def _described(partition: ClientPartition, groups: Sequence[str], number: str, category: str) -> TableModel:
+def _described(
+    partition: ClientPartition,
+    groups: Sequence[str],
+    number: str,
+    category: str,
+    complete: Sequence[str],
+) -> TableModel:
     """Make the table of a column among the sites that have it."""
     while True:
         try:
-            return TableModel(partition, groups, number, category)
+            return TableModel(partition, groups, number, category, complete)
         except DesignError as error:
             rest = [site for site in partition.sites if site != error.empty_site]
             if not rest or len(rest) == len(partition.sites):
