@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -41,11 +41,17 @@ CANCELED = 1e-13
 
 @dataclass(frozen=True, slots=True)
 class SiteRowCounts:
-    """How many rows one site has, and how many lack nothing that the model reads."""
+    """How many rows one site has, how many it uses, and whether it leaves complete ones out."""
 
     site: str
     n_rows: int
     n: int
+    left_out: bool = False
+
+
+def complete_left_out(sites: Iterable[SiteRowCounts]) -> str:
+    """Name the sites that leave complete rows out; empty if none does."""
+    return ", ".join(repr(row.site) for row in sites if row.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +142,12 @@ def agree_coding(
     request = rows_request(session)
     replies = yield [request(site, "survey_rows", question.to_json()) for site in sites]
     columns = {
-        site: codec.from_json(SiteColumns, reply.text, f"{site}: description of its rows")
+        site: codec.from_json(SiteColumns, reply.text, f"{site}: description of its rows", defaults=True)
         for site, reply in zip(sites, replies, strict=True)
     }
-    counted = tuple(SiteRowCounts(site, reported.n_rows, reported.n) for site, reported in columns.items())
+    counted = tuple(
+        SiteRowCounts(site, found.n_rows, found.n, found.left_out) for site, found in columns.items()
+    )
     gaps = f" {GAPS}" if question.read_curves else ""
     for row in counted:
         if not row.n:

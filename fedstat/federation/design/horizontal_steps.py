@@ -32,6 +32,7 @@ from fedstat.federation.design.site_rows import (
     RowsRequest,
     design_matrix,
     find_complete_rows,
+    rows_key,
 )
 from fedstat.federation.design.transform_states import (
     ColumnExtremes,
@@ -524,7 +525,8 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     listed = declared_levels(terms, data.published)
     if question.categories:
         listed |= {question.response_columns[0]: question.categories}
-    found, n, n_rows, used = keep_result(data.table, text, partial(_survey, data, question, terms))
+    key = rows_key(data, question)
+    found, n, n_rows, used = keep_result(data.table, (text, key), partial(_survey, data, question, terms))
     survey = replace(found, declared=dict(found.declared), listed=listed)
     state.count_entities(n)
     behind = RowsUsed(used)
@@ -539,7 +541,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         state.report(
             behind, LevelsRequested(behind.used, {name: reported.levels for name, reported in levels.items()})
         )
-    return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
+    return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels, bool(key)))
 
 
 def _survey(
@@ -651,14 +653,15 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     opened = OpenRows(data, question, spec, question.read_every_term())
     # Before it is coded: with far more columns than rows it may be very large.
     state.report(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
-    tally = RowCounts(data, question)
+    tally, key = RowCounts(data, question), rows_key(data, question)
     for chunk, rows in enumerate(find_complete_rows(data, question)):
         tally.add_chunk(rows)
         if len(rows.frame):
-            levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
+            place = text, chunk, key
+            levels = keep_result(data.table, (*place, "levels"), partial(unknown_levels, rows, spec))
             state.report(*levels)
             code = partial(design_matrix, rows.frame, question, spec, data.name)
-            coded = keep_result(data.table, (text, chunk), code)
+            coded = keep_result(data.table, place, code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add_coded(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.

@@ -25,12 +25,16 @@ class LevelCounts:
 
 @dataclass(frozen=True, slots=True)
 class SiteColumns:
-    """The reply of one site: rows, complete rows, kinds of columns, and levels of coded ones."""
+    """The reply of one site: rows, rows that are used, kinds of columns, and levels of coded ones.
+
+    `left_out`: complete rows are not used, so that they do not differ by few from those of earlier analyses.
+    """
 
     n_rows: int
     n: int
     kinds: Mapping[str, ColumnKind]
     levels: Mapping[str, LevelCounts]
+    left_out: bool = False
 
 
 def declared_levels(terms: Iterable[Term], published: Published) -> dict[str, tuple[LevelValue, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -260,7 +261,7 @@ def _only(rows: CompleteRows, kept: Bools) -> CompleteRows:
 
 
 def used_rows(data: SiteData, question: RowsRequest) -> Bools | None:
-    """Return the complete rows that a request uses, (n_rows,); None for all complete ones."""
+    """Return the rows that a request uses, (n_rows,); None if these are all complete ones."""
     if not leaves_out(data):
         return None
 
@@ -269,6 +270,12 @@ def used_rows(data: SiteData, question: RowsRequest) -> Bools | None:
         return np.concatenate([np.zeros(0, dtype=bool), *parts])
 
     return data.memory.rows_of(repr(question), complete, partial(leave_out_rows, data))
+
+
+def rows_key(data: SiteData, question: RowsRequest) -> bytes:
+    """Return a key of the rows that a request uses; empty if these are all complete ones."""
+    kept = used_rows(data, question)
+    return b"" if kept is None else hashlib.sha256(np.packbits(kept).tobytes()).digest()
 
 
 def _every_complete_row(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:

@@ -263,12 +263,12 @@ class ReleaseHistory:
     changes: tuple[int, int, int] = (0, 0, 0)
     is_new: bool = False
     is_converted: bool = False
-    _rows: dict[str, tuple[Bools, Ints, Bools]] = field(default_factory=dict)
+    _rows: dict[str, tuple[Bools, Ints, Bools | None]] = field(default_factory=dict)
 
     def rows_of(
         self, request: str, complete: Callable[[], Bools], leave_out: Callable[[Bools], Bools]
-    ) -> Bools:
-        """Return the rows that a request uses; they are found again after other analyses were answered."""
+    ) -> Bools | None:
+        """Return the rows that a request uses, None for all complete ones; again after other analyses."""
         assert self.released is not None
         sets = self.released.sets
         found = self._rows.get(request)
@@ -277,7 +277,8 @@ class ReleaseHistory:
             self._rows.pop(request, None)
             while len(self._rows) >= MOST_REQUESTS:
                 del self._rows[next(iter(self._rows))]
-            self._rows[request] = found = rows, sets, leave_out(rows)
+            kept = leave_out(rows)
+            self._rows[request] = found = rows, sets, None if kept is rows else kept
         return found[2]
 
     @classmethod

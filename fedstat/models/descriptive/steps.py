@@ -31,7 +31,7 @@ from fedstat.federation.design.horizontal_steps import (
     translation,
     unknown_levels,
 )
-from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
+from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows, rows_key
 from fedstat.federation.disclosure.column_sums import sums_left
 from fedstat.federation.disclosure.differencing import SAME_ROWS_REMEDY
 from fedstat.federation.disclosure.facts import (
@@ -232,7 +232,8 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
         raise MessageError(f"{data.name}: the table has more than {MOST_CELLS:,} groups")
     for place, rows in enumerate(find_complete_rows(data, question)):
         if len(rows.frame):
-            key = (question.to_json(), spec.to_json(), place, "levels of a table")
+            used_key = rows_key(data, question)
+            key = (question.to_json(), spec.to_json(), place, used_key, "levels of a table")
             state.report(*keep_result(data.table, key, partial(unknown_levels, rows, spec)))
     levels = len(spec.levels[request.category]) if request.category else 1
     opened = OpenCells(data, request, groups, levels)

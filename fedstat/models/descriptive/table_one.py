@@ -36,6 +36,8 @@ NOTES = Catalogue(
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
+        "left_out": "Missing rows of {listed} include complete ones: the sites leave rows out by which this "
+        "table would differ from an earlier analysis in few rows.",
         "unknown": "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test.",
         "sizes": "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
         "over rows that differ by a few.",
@@ -65,7 +67,8 @@ class TableVariable:
 
     `rows` are those that have the variable, and `missing` counts those that lack it. `quarters` (G + 1, 3)
     are the quartiles of all rows and of each group, from counts on `intervals` (G, J). Hidden counts are NaN.
-    `total` has the same over all rows, where some have no group. No row of the sites `without` has it.
+    `total` has the same over all rows, where some have no group. No row of the sites `without` has it;
+    those that leave complete rows out are `left_out`.
     """
 
     name: str
@@ -79,6 +82,7 @@ class TableVariable:
     counts: Floats | None = None
     total: TableVariable | None = None
     without: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def overall(self) -> tuple[float, float]:
@@ -297,6 +301,10 @@ class TableOne(Report):
             yield NOTES.note("quartiles")
         if any(one.missing for one in self.variables):
             yield NOTES.note("missing")
+        if left := [
+            f"{one.name} at {', '.join(map(repr, one.left_out))}" for one in self.variables if one.left_out
+        ]:
+            yield NOTES.note("left_out", listed="; ".join(left))
         unknown = self._groups.unknown
         if unknown:
             yield NOTES.note("unknown", by=self.by, unknown=unknown, rows=self._nobs)

@@ -132,6 +132,11 @@ class TableModel(HorizontalModel):
         return list(product(*(self.agreement.spec.levels[name] for name in self.groups)))
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Sites that leave complete rows out, which count as missing."""
+        return tuple(row.site for row in self.agreement.sites if row.left_out)
+
+    @property
     def missing(self) -> int:
         """Rows that lack the column or a group."""
         return sum(row.n_rows - row.n for row in self.agreement.sites)
@@ -230,7 +235,9 @@ def crosstab(
     -------
     TableFrame
         A DataFrame that ``plot()`` draws: levels of `row` by levels of `column`. ``attrs["ledger"]`` has the
-        ledger, ``attrs["missing"]`` the number of rows that lack a value.
+        ledger, ``attrs["missing"]`` the number of rows that lack a value, and ``attrs["left_out"]`` the sites
+        that leave complete rows out as well, so that rows do not differ by few from those of an earlier
+        analysis.
 
     Raises
     ------
@@ -255,15 +262,16 @@ def crosstab(
             partition, [f"C({quoted_name(name)})" for name in (row, column)], masked
         )
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
-        missing = partition.n_entities - pair.n
+        missing, left_out = partition.n_entities - pair.n, ()
     else:
         model = TableModel(partition, (row,), category=column, complete=complete)
         table, ledger = model.fit(masked=masked)
         counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
+        left_out = model.left_out
         rows = tuple(name for (name,) in model.group_names)
     frame = pd.DataFrame(counts, index=pd.Index(rows, name=row), columns=pd.Index(levels, name=column))
     frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
-    return table_frame(frame, "counts", ledger=ledger, missing=missing)
+    return table_frame(frame, "counts", ledger=ledger, missing=missing, left_out=left_out)
 
 
 def _check_no_complete(complete: Sequence[str]) -> None:
@@ -438,7 +446,8 @@ def histogram(
     frame = pd.DataFrame(counts, index=index, columns=pd.Index(names, name=by))
     inside = np.ones(len(frame), dtype=bool)
     inside[[0, -1]] = frame.iloc[[0, -1]].to_numpy().any(axis=1)
-    return table_frame(frame[inside], "histogram", ledger=ledger, missing=model.missing)
+    more = {"missing": model.missing, "left_out": model.left_out}
+    return table_frame(frame[inside], "histogram", ledger=ledger, **more)
 
 
 @checks_names
@@ -505,7 +514,8 @@ def quantiles(
     found = grid.quantiles(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
     frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
-    return table_frame(frame, "quantiles", ledger=ledger, missing=model.missing, error=grid.step / 2.0)
+    more = {"missing": model.missing, "left_out": model.left_out}
+    return table_frame(frame, "quantiles", ledger=ledger, error=grid.step / 2.0, **more)
 
 
 class CorrelationModel(HorizontalModel):
@@ -636,8 +646,11 @@ def corr(
     frame = pd.DataFrame(found, index=labels, columns=labels)
     n = sum(row.n for row in model.agreement.sites)
     missing = partition.n_entities - n
+    left_out = tuple(row.site for row in model.agreement.sites if row.left_out)
     more = {} if error is None else {"error": pd.DataFrame(error, index=labels, columns=labels).to_dict()}
-    return table_frame(frame, "correlations", ledger=ledger, nobs=n, missing=missing, **more)
+    return table_frame(
+        frame, "correlations", ledger=ledger, nobs=n, missing=missing, left_out=left_out, **more
+    )
 
 
 def _rank_edges(
@@ -820,7 +833,8 @@ def _all_rows(
         except PolicyError:
             refused = True
         else:
-            found[place] = replace(grouped[place], missing=total.missing, total=total)
+            left_out = tuple(dict.fromkeys((*grouped[place].left_out, *total.left_out)))
+            found[place] = replace(grouped[place], missing=total.missing, total=total, left_out=left_out)
     complete = [one.rows for one in grouped if round(float(one.rows.sum())) == with_group]
     sizes = complete[0] if complete else None
     if sizes is None and not refused:
@@ -878,7 +892,8 @@ class _RowsDescribed:
         if self.partition.layout == "vertical":
             return variable
         without = tuple(site for site in self.partition.sites if site not in model.partition.sites)
-        return replace(variable, without=without)
+        left_out = tuple(row.site for row in model.agreement.sites if row.left_out)
+        return replace(variable, without=without, left_out=left_out)
 
 
 class _ColumnsDescribed:

@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema, complete_left_out
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
@@ -234,7 +234,11 @@ class DesignResults(CoefficientResults):
 
     def _left_out_note(self, more: str = "") -> Iterator[Note]:
         yield from self.basis.repeated_note
-        if dropped := self.basis.left_out:
+        if not (dropped := self.basis.left_out):
+            return
+        if sites := complete_left_out(self.basis.agreement.sites):
+            yield NOTES.note("left_out/complete", rows=dropped, more=more, sites=sites)
+        else:
             yield NOTES.note("left_out", rows=dropped, more=more)
 
     def _masking_note(self) -> Iterator[Note]:
