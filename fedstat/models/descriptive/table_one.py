@@ -36,8 +36,8 @@ NOTES = Catalogue(
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
-        "left_out": "Missing rows of {listed} include complete ones: the sites leave rows out by which this "
-        "table would differ from an earlier analysis in few rows.",
+        "left_out": "Missing rows include complete ones at {sites}, which would differ in few from the rows of "
+        "an earlier analysis.",
         "unknown": "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test.",
         "sizes": "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
         "over rows that differ by a few.",
@@ -301,10 +301,9 @@ class TableOne(Report):
             yield NOTES.note("quartiles")
         if any(one.missing for one in self.variables):
             yield NOTES.note("missing")
-        if left := [
-            f"{one.name} at {', '.join(map(repr, one.left_out))}" for one in self.variables if one.left_out
-        ]:
-            yield NOTES.note("left_out", listed="; ".join(left))
+        left_out = dict.fromkeys(site for one in self.variables for site in one.left_out)
+        if left_out:
+            yield NOTES.note("left_out", sites=", ".join(map(repr, left_out)))
         unknown = self._groups.unknown
         if unknown:
             yield NOTES.note("unknown", by=self.by, unknown=unknown, rows=self._nobs)

@@ -647,7 +647,9 @@ def corr(
     n = sum(row.n for row in model.agreement.sites)
     missing = partition.n_entities - n
     left_out = tuple(row.site for row in model.agreement.sites if row.left_out)
-    more = {} if error is None else {"error": pd.DataFrame(error, index=labels, columns=labels).to_dict()}
+    more: dict[str, Any] = (
+        {} if error is None else {"error": pd.DataFrame(error, index=labels, columns=labels).to_dict()}
+    )
     return table_frame(
         frame, "correlations", ledger=ledger, nobs=n, missing=missing, left_out=left_out, **more
     )

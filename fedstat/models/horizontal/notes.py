@@ -51,9 +51,8 @@ NOTES = Catalogue(
     },
     info={
         "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
-        "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, this "
-        "analysis would differ from an earlier one in few rows, and more rows are left out. Estimates and errors are of "
-        "the rows used.",
+        "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
+        "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
         "masking": "{what} were masked over {sites} sites: " + MASKED.format("{apart}"),
         "masking/two_sites": "Sums were not masked: masks over two sites hide neither from the other.",
         "masking/none": "Sums were not masked: the coordinator saw each site's part.",
