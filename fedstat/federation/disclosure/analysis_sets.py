@@ -166,20 +166,27 @@ class _Choice:
 
     def rows(self) -> Ints:
         """Return the rows; those with the fewest levels of few rows if the levels need too many."""
-        mixed, least, best = False, np.inf, self.pool[: self.minimum.most]
-        while self.taken.sum() <= self.minimum.most:
+        alike, chosen, lacking = self.pool[: self.minimum.most], *self._fill()
+        if lacking < np.inf:
+            alike = chosen
+        if not lacking and self._mix():
+            chosen, lacking = self._fill()
+        # Rows of other levels may leave cells of two columns with few rows, but no level.
+        return chosen if lacking < CODES else alike
+
+    def _fill(self) -> tuple[Ints, float]:
+        """Take rows until no level lacks rows; return the best choice, and how many rows its levels lack."""
+        least, best = np.inf, self.pool[:0]
+        while self.taken.sum() <= self.minimum.most and not self.taken.all():
             apart = np.concatenate([self.part.outside, self.pool[self.taken]])
             if _persons(self.released, apart) >= self.minimum.persons:
                 lacking = self._lacking()
                 if lacking < least:
                     least, best = lacking, self.pool[self.taken]
-                if not lacking and (mixed or not self._mix()):
-                    break
                 if not lacking:
-                    mixed = True
-                    continue
+                    break
             self._take(int(self._scores().argmax()))
-        return best
+        return best, least
 
     def _take(self, place: int) -> None:
         self.taken[place] = True
@@ -206,19 +213,21 @@ class _Choice:
         return scores
 
     def _mix(self) -> bool:
-        """Take rows of other levels, if all rows that are left out have one level of a column."""
-        constant = [j for j, count in enumerate(self.apart) if (count > 0).sum() == 1]
+        """Take a row of other levels, if all rows that are left out have one level of a column."""
+        constant = [j for j in range(self.columns) if (self.apart[j] > 0).sum() == 1]
         if not constant:
             return False
         own = [int(self.apart[j].argmax()) for j in constant]
         other = (self.levels[:, constant] != own) & (self.levels[:, constant] >= 0)
-        enough = np.zeros(len(self.pool), dtype=bool)
-        profiles, counts = np.unique(self.levels[~self.taken], axis=0, return_counts=True)
-        frequent = {one.tobytes() for one in profiles[counts >= 2 * self.minimum.level]}
-        for place in np.flatnonzero(~self.taken).tolist():
-            enough[place] = self.levels[place].tobytes() in frequent
-        gain = np.where(enough, other.sum(axis=1), 0)
-        if not gain.max(initial=0):
+        free = np.flatnonzero(~self.taken)
+        _, which, counts = np.unique(
+            self.levels[free][:, : self.columns], axis=0, return_inverse=True, return_counts=True
+        )
+        gain = np.zeros(len(self.pool))
+        # Of equally many other levels, a row that has equal ones.
+        equals = np.minimum(counts[which.ravel()], 2 * self.minimum.level)
+        gain[free] = other[free].sum(axis=1) * np.where(equals >= 2 * self.minimum.level, 2.0, 1.0)
+        if not gain.max(initial=0.0):
             return False
         self._take(int(gain.argmax()))
         return True

@@ -607,7 +607,7 @@ def isolates_cells(groups: Bools, sizes: Floats, known: int, few: int) -> bool:
     `sizes` (c,) are the persons of each cell.
     """
     place = np.arange(len(sizes))
-    M = groups.T * np.sqrt(sizes)[:, None]
+    M = groups.T.astype(np.float64) * np.sqrt(sizes)[:, None]
     U, first = _basis(M, np.arange(len(groups)) < known)
     allowed = [U[None, :, :first]]
     return _isolating(U[None], allowed, place, sizes, sizes <= few, few) is not None

@@ -36,8 +36,8 @@ NOTES = Catalogue(
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
-        "left_out": "Missing rows include complete ones at {sites}, which would differ in few from the rows of "
-        "an earlier analysis.",
+        "left_out": "Missing rows include complete ones at {sites}: the other rows would differ in few from "
+        "those of an earlier analysis.",
         "unknown": "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test.",
         "sizes": "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
         "over rows that differ by a few.",

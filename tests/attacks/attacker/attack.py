@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from attacker.grammar import Analysis, draw_analysis, products
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import EstimationError, FedstatError
+from fedstat.federation.disclosure.analysis_sets import leave_out_rows
 from fedstat.typing import Array
 
 DRAWS, MOST_ANALYSES, FEWEST_ROWS, MOST_ROWS = 12, 4, 70, 130
@@ -78,15 +80,21 @@ def attack(seed: int, campaign: Campaign, policy: fs.Policy | str = "strict") ->
         return []
     found = []
     for site, structure in structures.items():
+        # What is left out of a request follows from the classes of rows after all requests, too.
+        left_out = {"leave out": partial(leave_out_rows, partition.sites[site].data)}
+        tables[site].attrs |= left_out
         draws = [terms_of(answered, tables[site])]
-        draws += [terms_of(answered, structure.fill(rng)) for _ in range(DRAWS - 1)]
+        for _ in range(DRAWS - 1):
+            drawn = structure.fill(rng)
+            drawn.attrs |= left_out
+            draws.append(terms_of(answered, drawn))
         campaign.sums += draws[0].shape[1]
         try:
             rows = singled_out(draws, 3)
         except TooFewDrawsError:
             campaign.undecided += 1
             continue
-        rows = [S for S in rows if not any(is_count(one, structure.fill(rng), S) for one in answered)]
+        rows = [S for S in rows if not any(is_count(one, tables[site], S) for one in answered)]
         if rows:
             found.append(Finding(seed, site, [analysis.text for analysis in answered], rows))
     campaign.findings += found

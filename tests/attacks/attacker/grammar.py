@@ -16,7 +16,7 @@ import statsmodels.api as sm
 from formulaic import model_matrix
 
 import fedstat as fs
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
 
 SIMPLE = ("a", "b", "x", "g", "h", "s", "z", "u", "c", "m", "amount")
 PRODUCTS = ("a:z", "b:z", "a:b", "a:b:z", "x:z", "a:x", "g:z", "a:u", "a:c", "h:z", "s:z", "a:amount")
@@ -80,10 +80,17 @@ def variables(term: str) -> list[str]:
     return term.replace("*", ":").split(":")
 
 
+def rows_of(table: pd.DataFrame, *names: str) -> Bools:
+    """Return the rows that an analysis of these columns uses: complete ones without those left out."""
+    complete = table[list(names)].notna().all(axis=1).to_numpy()
+    leave_out = table.attrs.get("leave out")
+    return complete if leave_out is None else leave_out(complete)
+
+
 def design_of(terms: list[str], answer: str, table: pd.DataFrame) -> Floats:
-    """Return intercept, terms and response (n, p), with zeros in rows that lack a value."""
+    """Return intercept, terms and response (n, p), with zeros in rows that are not used."""
     used = [*dict.fromkeys([answer, *(name for term in terms for name in variables(term))])]
-    complete = table[used].notna().all(axis=1).to_numpy()
+    complete = rows_of(table, *used)
     matrix = np.asarray(model_matrix("1 + " + " + ".join(terms), table[complete], na_action="raise"))
     out = np.zeros((len(table), matrix.shape[1] + 1))
     out[complete] = np.column_stack([matrix, table.loc[complete, answer].to_numpy(dtype=float)])
@@ -200,15 +207,17 @@ def table(rng: np.random.Generator) -> Analysis:
         out = []
         for name in names:
             column = frame[variables(name)[0]]
+            there = rows_of(frame, str(column.name), *([by] if by else [])) * 1.0
             if name.startswith("C("):
-                out.append(groups)
+                out.append(groups * there[:, None])
                 of_group = frame[by].astype(str) if by else None
                 for group, other, level in shown:
                     if other == column.name:
                         inside = 1.0 if of_group is None else (of_group == group).to_numpy() * 1.0
-                        out.append((inside * (column.astype(str) == level).to_numpy())[:, None])
+                        of_level = (column.astype(str) == level).to_numpy()
+                        out.append((there * inside * of_level)[:, None])
             else:
-                there, value = column.notna().to_numpy() * 1.0, column.fillna(0.0).to_numpy()
+                value = column.fillna(0.0).to_numpy() * there
                 out += [groups * part[:, None] for part in (there, value, value**2)]
         return np.hstack(out)
 
@@ -236,8 +245,9 @@ def crossed(rng: np.random.Generator) -> Analysis:
         return found
 
     def sums(frame: pd.DataFrame) -> Floats:
-        cells = [((frame[row] == r) & (frame[column] == k)).to_numpy() * 1.0 for r, k in shown]
-        return np.column_stack([np.ones(len(frame)), *cells])
+        there = rows_of(frame, row, column) * 1.0
+        cells = [((frame[row] == r) & (frame[column] == k)).to_numpy() * there for r, k in shown]
+        return np.column_stack([there, *cells])
 
     return Analysis(f"crosstab {row} {column}", run, sums)
 
@@ -247,7 +257,7 @@ def correlated(rng: np.random.Generator) -> Analysis:
     names = [str(name) for name in rng.choice(["z", "u", "m", "c", "amount", "s"], 3, replace=False)]
 
     def sums(frame: pd.DataFrame) -> Floats:
-        there = frame[names].notna().all(axis=1).to_numpy() * 1.0
+        there = rows_of(frame, *names) * 1.0
         return products(np.column_stack([there, frame[names].fillna(0.0).to_numpy() * there[:, None]]))
 
     return Analysis(
@@ -292,7 +302,8 @@ def curve(rng: np.random.Generator) -> Analysis:
     formula = f"Surv(t, e) ~ {by}"
 
     def sums(frame: pd.DataFrame) -> Floats:
-        groups = np.ones((len(frame), 1)) if by == "1" else indicators(frame[by])
+        there = rows_of(frame, "t", "e", *([] if by == "1" else [by]))
+        groups = there[:, None] * (np.ones((len(frame), 1)) if by == "1" else indicators(frame[by]))
         return np.hstack([groups, groups * frame["e"].to_numpy()[:, None]])
 
     return Analysis(
