@@ -42,6 +42,10 @@ MOST_LEFT_OUT = 4
 """Rows of a class that are left out at most, relative to the minimum."""
 
 
+ATTEMPTS, NOISE = 16, 0.5
+"""Choices of rows that are tried, and the random part of the second one's scores."""
+
+
 @dataclass(frozen=True, slots=True)
 class Minimum:
     """Fewest persons of a class, and fewest rows of a level in it."""
@@ -161,18 +165,30 @@ class _Choice:
         self.released, self.part, self.minimum = released, part, minimum
         self.pool = part.inside[np.argsort(rank[part.inside], kind="stable")]
         self.levels, self.columns = _with_pairs(codes[self.pool]), codes.shape[1]
+        self.start = _counts(codes, part.outside), _counts(codes, part.inside)
+        self.rng = np.random.default_rng(int(rank[part.inside].sum()))
+        self._begin(0)
+
+    def _begin(self, attempt: int) -> None:
         self.taken = np.zeros(len(self.pool), dtype=bool)
-        self.apart, self.rest = _counts(codes, part.outside), _counts(codes, part.inside)
+        self.apart, self.rest = ([count.copy() for count in counts] for counts in self.start)
+        self.noise = attempt * NOISE
 
     def rows(self) -> Ints:
         """Return the rows; those with the fewest levels of few rows if the levels need too many."""
-        alike, chosen, lacking = self.pool[: self.minimum.most], *self._fill()
-        if lacking < np.inf:
-            alike = chosen
-        if not lacking and self._mix():
+        least, best = np.inf, self.pool[: self.minimum.most]
+        for attempt in range(ATTEMPTS):
+            self._begin(attempt)
             chosen, lacking = self._fill()
-        # Rows of other levels may leave cells of two columns with few rows, but no level.
-        return chosen if lacking < CODES else alike
+            if not lacking and self._mix():
+                mixed, more = self._fill()
+                # Rows of other levels may leave cells of two columns with few rows, but no level.
+                chosen, lacking = (mixed, more) if more < CODES else (chosen, lacking)
+            if lacking < least:
+                least, best = lacking, chosen
+            if not least:
+                break
+        return best
 
     def _fill(self) -> tuple[Ints, float]:
         """Take rows until no level lacks rows; return the best choice, and how many rows its levels lack."""
@@ -209,6 +225,7 @@ class _Choice:
             gain[-1] = 0.0
             scores += gain[self.levels[:, j]]
             helps |= gain[self.levels[:, j]] > 0.0
+        scores += self.rng.uniform(0.0, self.noise, len(scores)) if self.noise else 0.0
         scores[self.taken | (~helps & helps.any())] = -np.inf
         return scores
 
