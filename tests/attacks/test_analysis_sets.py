@@ -38,7 +38,8 @@ def frame_of(seed=0, n=N):
 def site_of(frame, **rules):
     table = FrameTable(frame.drop(columns="id"))
     table.key_columns = frame[["id"]]
-    return SiteData("Kiel", table, None, fs.Policy.strict(**rules), ReleaseHistory())
+    policy = fs.Policy.strict(**{"small_differences": "leave out", **rules})
+    return SiteData("Kiel", table, None, policy, ReleaseHistory())
 
 
 def analyze(data, complete):
@@ -195,7 +196,8 @@ def test_estimates_are_those_of_the_rows_used():
     )
     frame["y"] = frame["x"] + rng.normal(size=300)
     frame.loc[[5, 105], "z"] = np.nan
-    partition = fs.ClientPartition.from_frame(frame, by="site", policy="strict")
+    policy = fs.Policy.strict(small_differences="leave out")
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
     fs.FederatedOLS.from_formula("y ~ x", partition).fit()
     found = fs.FederatedOLS.from_formula("y ~ x + z", partition).fit()
     assert found.nobs == 300 - 2 * 5

@@ -47,7 +47,7 @@ ATTEMPTS, NOISE = 16, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Minimum:
+class ClassMinimum:
     """Fewest persons of a class, and fewest rows of a level in it."""
 
     persons: int
@@ -73,7 +73,7 @@ def leave_out_rows(data: SiteData, used: Bools) -> Bools:
         return used
     inside = np.zeros(len(released.cells), dtype=bool)
     inside[: len(used)] = used
-    minimum = Minimum(policy.min_count, policy.min_level_count)
+    minimum = ClassMinimum(policy.min_count, policy.min_level_count)
     parts = [part for part in _parts(released.sets, inside) if _is_split(released, part, minimum)]
     if not parts:
         return used
@@ -100,7 +100,7 @@ def _parts(sets: Ints, inside: Bools) -> Iterator[Part]:
         yield Part(np.flatnonzero(here & inside), np.flatnonzero(here & ~inside), one == 0)
 
 
-def _is_split(released: ReleasedGroups, part: Part, minimum: Minimum) -> bool:
+def _is_split(released: ReleasedGroups, part: Part, minimum: ClassMinimum) -> bool:
     """Return whether a class is divided, and one part is small."""
     if part.is_new:
         return len(part.inside) < LARGE_PART
@@ -111,7 +111,7 @@ def _persons(released: ReleasedGroups, rows: Ints) -> int:
     return len(rows) if released.persons is None else len(np.unique(released.persons[rows]))
 
 
-def _left_out(released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: Minimum) -> Ints:
+def _left_out(released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum) -> Ints:
     """Return the rows of a class that the analysis does without."""
     few = _persons(released, part.inside) < minimum.persons
     if part.is_new:
@@ -123,7 +123,7 @@ def _left_out(released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, min
     return part.inside if _persons(released, np.setdiff1d(part.inside, chosen)) < minimum.persons else chosen
 
 
-def _rare(codes: Ints, rows: Ints, minimum: Minimum) -> Ints:
+def _rare(codes: Ints, rows: Ints, minimum: ClassMinimum) -> Ints:
     """Return those rows of a new class that have a level of few rows in it; none if they are not few."""
     kept = rows
     while len(kept):
@@ -160,7 +160,7 @@ class _Choice:
     """Chooses the rows of a class that are left out with those that an analysis lacks."""
 
     def __init__(
-        self, released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: Minimum
+        self, released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum
     ) -> None:
         self.released, self.part, self.minimum = released, part, minimum
         self.pool = part.inside[np.argsort(rank[part.inside], kind="stable")]

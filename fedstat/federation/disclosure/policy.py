@@ -422,8 +422,7 @@ class Policy:
         "What to do with an analysis over rows whose complete rows differ by fewer than min_count from those "
         'of earlier ones, for instance since few rows lack a column. "refuse": the analysis is refused. '
         '"leave out": it is answered on other rows. Further rows are left out, as many as the minimum needs, '
-        "and always the same ones. The analyst is told that rows were left out.",
-        strict="leave out",
+        "and always the same ones. The result says at which sites.",
     )
     formulas: Literal["any", "simple"] = rule(
         "any",

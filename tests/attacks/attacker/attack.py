@@ -15,7 +15,7 @@ from attacker.grammar import Analysis, draw_analysis, products
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import EstimationError, FedstatError
-from fedstat.federation.disclosure.analysis_sets import leave_out_rows
+from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
 from fedstat.typing import Array
 
 DRAWS, MOST_ANALYSES, FEWEST_ROWS, MOST_ROWS = 12, 4, 70, 130
@@ -81,7 +81,8 @@ def attack(seed: int, campaign: Campaign, policy: fs.Policy | str = "strict") ->
     found = []
     for site, structure in structures.items():
         # What is left out of a request follows from the classes of rows after all requests, too.
-        left_out = {"leave out": partial(leave_out_rows, partition.sites[site].data)}
+        data = partition.sites[site].data
+        left_out = {"leave out": partial(leave_out_rows, data)} if leaves_out(data) else {}
         tables[site].attrs |= left_out
         draws = [terms_of(answered, tables[site])]
         for _ in range(DRAWS - 1):
