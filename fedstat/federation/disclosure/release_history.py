@@ -238,7 +238,8 @@ class ReleasedGroups:
         owner = np.array(names)
         levels = {name: codes[:, owner == name] for name in dict.fromkeys(names)}
         # Before classes were stored, rows in the same groups were together in all analyses.
-        sets = np.where(basis.any(axis=0)[cells], cells + 1, 0) if "sets" not in arrays else arrays["sets"]
+        together: Bools = np.asarray(basis.any(axis=0))
+        sets = arrays["sets"] if "sets" in arrays else np.where(together[cells], cells + 1, 0)
         if sets.shape != cells.shape or sets.min(initial=0) < 0:
             raise ValueError("the release history is not complete")
         return cls(cells, basis, weights, spaces, levels, sets=np.asarray(sets, dtype=np.int64))

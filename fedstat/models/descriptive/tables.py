@@ -256,13 +256,14 @@ def crosstab(
     _check_column("column", column)
     if row == column:
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
+    left_out: tuple[str, ...] = ()
     if partition.layout == "vertical":
         _check_no_complete(complete)
         pair, levels_of, ledger = _pair(
             partition, [f"C({quoted_name(name)})" for name in (row, column)], masked
         )
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
-        missing, left_out = partition.n_entities - pair.n, ()
+        missing = partition.n_entities - pair.n
     else:
         model = TableModel(partition, (row,), category=column, complete=complete)
         table, ledger = model.fit(masked=masked)
