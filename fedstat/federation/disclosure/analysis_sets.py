@@ -294,7 +294,7 @@ def _levels_of(data: SiteData) -> Ints:
 
 
 def _rank(used: Bools, codes: Ints) -> Ints:
-    """Return an order of the rows that follows from values of the table, so that nobody else knows it."""
+    """Return an order of the rows that follows from all columns of few values, the same for the same rows."""
     digest = hashlib.blake2b(np.packbits(used).tobytes() + codes.tobytes(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "big"))
     return rng.permutation(len(codes))

@@ -421,8 +421,8 @@ class Policy:
         choice("leave out", "refuse", strictest="refuse"),
         "What to do with an analysis over rows whose complete rows differ by fewer than min_count from those "
         'of earlier ones, for instance since few rows lack a column. "refuse": the analysis is refused. '
-        '"leave out": it is answered on other rows. Further rows are left out, as many as the minimum needs, '
-        "and always the same ones. The result says at which sites.",
+        '"leave out": it is answered on other rows. Further rows are left out, so that rows and levels that '
+        "differ are enough, and always the same ones. The result says at which sites.",
     )
     formulas: Literal["any", "simple"] = rule(
         "any",

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
-from fedstat.federation.disclosure.weight_spaces import WeightSpaces, isolates_cells
+from fedstat.federation.disclosure.weight_spaces import WeightSpaces
 from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
@@ -159,7 +159,8 @@ class ReleasedGroups:
 
         Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
         vectors with disjoint supports, every combination's support is a union of these, and the smallest one
-        decides. Otherwise combinations of few cells are searched, and 1 is returned if there is one.
+        decides. Otherwise 1 is returned without a search for the vector with the fewest entries, which is
+        hard: few real divisions need it, and refusing them is safe.
 
         Combinations of the first `known` groups of the basis were released before, possibly under a smaller
         minimum, and do not count: only what the other groups add can be refused.
@@ -188,7 +189,7 @@ class ReleasedGroups:
             added = np.ones(len(reduced), dtype=np.bool_)
         supports = np.abs(reduced) > ZERO_TOLERANCE
         if (supports.sum(axis=0) > 1).any():
-            return int(isolates_cells(self.basis, sizes, known, min_count - 1))
+            return 1
         rows = supports[added] @ sizes[small]
         fewest = float(rows.min(initial=min_count))
         return int(np.ceil(fewest - ROUNDING)) if fewest < min_count - ROUNDING else 0

@@ -601,18 +601,6 @@ def _isolated_in(
     return involved or [k for k in members if k >= first]
 
 
-def isolates_cells(groups: Bools, sizes: Floats, known: int, few: int) -> bool:
-    """Return whether groups (r, c) after the first `known` ones add a combination on cells of few persons.
-
-    `sizes` (c,) are the persons of each cell.
-    """
-    place = np.arange(len(sizes))
-    M = groups.T.astype(np.float64) * np.sqrt(sizes)[:, None]
-    U, first = _basis(M, np.arange(len(groups)) < known)
-    allowed = [U[None, :, :first]]
-    return _isolating(U[None], allowed, place, sizes, sizes <= few, few) is not None
-
-
 def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floats, Ints, Floats]:
     """Divide cells by persons of several versions: cell, rows and unit of each entry; persons by unit."""
     if persons is None or len(np.unique(persons)) == len(persons):
