@@ -93,8 +93,8 @@ def answered(partition: fs.ClientPartition, seed: int) -> list[str]:
 def test_ten_of_twelve_are_answered_in_any_order(seed):
     """Clusters of a rare size are not answered, since leaving single visits out makes some.
 
-    The ordinal model is not answered in some orders: whether counts of levels under different rows isolate few
-    of them is not searched beyond combinations whose cells do not overlap.
+    The ordinal model is not answered in some orders: whether counts of levels under different rows isolate
+    few of them is not searched beyond combinations whose cells do not overlap.
     """
     partition = partition_of(patients(), "leave out")
     assert {*ANALYSES} - {*answered(partition, seed)} <= {"clusters", "ordinal"}
