@@ -411,7 +411,7 @@ def test_not_converged_comes_first():
 )
 def test_one_value_per_row_is_not_available(name):
     result = fit()
-    with pytest.raises(NotAvailableError, match=r"stay at the sites.*predict\(frame\).*evaluate\(\)"):
+    with pytest.raises(NotAvailableError, match=r"stay at the sites.*evaluate\(\).*predict\(frame\)"):
         getattr(result, name)
     assert not hasattr(result, name)
 
