@@ -33,16 +33,19 @@ def format_key_text(form: str, **parts: bytes) -> str:
     return json.dumps({"format": form, **{name: part.hex() for name, part in parts.items()}})
 
 
-def parse_key_text(text: str | bytes, what: str, form: str, lengths: Mapping[str, int]) -> dict[str, bytes]:
+def parse_key_text(
+    text: str | bytes, what: str, form: str, lengths: Mapping[str, int], stored: bool = False
+) -> dict[str, bytes]:
     """Read a JSON object of exactly these bytes; the error never quotes it, it may be a private key.
 
-    EngineError if a later version wrote it.
+    EngineError if it is `stored` in one's own files and a later version wrote it. Texts of others are not
+    trusted to name their version: all that is wrong with them is a SecurityError.
     """
     try:
         fields = json.loads(text.decode() if isinstance(text, bytes) else text)
     except (ValueError, RecursionError):
         fields = None
-    if isinstance(fields, dict):
+    if stored and isinstance(fields, dict):
         check_form(fields.get("format"), form, what)
     if not isinstance(fields, dict) or fields.keys() != {"format", *lengths} or fields["format"] != form:
         raise SecurityError(f"{what} is malformed: expected '{form}' with {', '.join(lengths)}")
@@ -224,7 +227,7 @@ class Identity:
         remedy = ", and generate a new identity if somebody may have read it"
         text = read_private(path, LONGEST_FILE, remedy=remedy)
         what = f"'{path}', expected to be an identity,"
-        keys = parse_key_text(text, what, "fedstat identity 1", TWO_KEYS)
+        keys = parse_key_text(text, what, "fedstat identity 1", TWO_KEYS, stored=True)
         return cls(
             Ed25519PrivateKey.from_private_bytes(keys["signing"]),
             X25519PrivateKey.from_private_bytes(keys["agreement"]),
