@@ -242,7 +242,7 @@ def test_polars_frames_are_taken_or_reported(results):
             np.testing.assert_allclose(call(rows), call(held))
         with pytest.raises(ModelError, match=r"expected a table of rows.*received polars LazyFrame"):
             call(frame.lazy())
-    either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame; to_pandas\(\)"
+    either_wanted = r"a ClientPartition, or a pandas DataFrame .*received polars DataFrame \(to_pandas\(\)"
     vfem, vglm = results["VFEMRegression"], results["VerticalGLM"]
     for call in (vfem.predict, vfem.get_prediction, vglm.predict):
         with pytest.raises(ModelError, match=either_wanted):
