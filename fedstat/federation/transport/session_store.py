@@ -295,7 +295,7 @@ OLD = 14 * 24 * 3600.0
 """Seconds without a request after which a session is removed."""
 LARGE, LARGEST = 2**20, 2**28
 """Bytes from which an array has its own file, and from which a state is not kept."""
-NONCE, LENGTH_BYTES = 12, 8
+NONCE, LENGTH_BYTES, LONGEST_ANCHOR = 12, 8, 4096
 NAME = re.compile("[0-9a-f]{32}")
 """Pattern of the folders of sessions; no other folder is removed."""
 UNFIT = (
@@ -503,7 +503,7 @@ class SessionFolder:
 
     def _anchored(self) -> tuple[int, int] | None:
         try:
-            text = read_private(self.folder / ANCHOR, 2 * LARGE)
+            text = read_private(self.folder / ANCHOR, LONGEST_ANCHOR)
             held = ANCHOR_FORMAT.read_record(Anchor, text, ANCHOR)
             known = hmac.digest(self._key, encode_parts(ANCHOR, self._site.name, held.stamp), "sha256").hex()
             size, changed = json.loads(held.stamp)

@@ -91,7 +91,7 @@ def test_another_family_has_folds_of_persons_too():
     )
     fit = made.fit(select="cv", folds=("person", 3), n_lambdas=8)
     assert fit.ledger.to_frame().query("array == 'fold'")["sender"].tolist() == ["ward"]
-    with pytest.raises(ModelError, match="keep no groups together"):
+    with pytest.raises(ModelError, match="no groups stay together"):
         made.fit(folds="person", inference="split")
 
 

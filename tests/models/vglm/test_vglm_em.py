@@ -307,7 +307,7 @@ def test_no_value_per_entity_leaves_and_the_summary_says_what_is_missing(coordin
 
 
 def test_complete_cases_are_left_out_loudly_and_the_note_names_the_other_way():
-    with pytest.warns(fs.errors.DataWarning, match=r'missing="em"'):
+    with pytest.warns(fs.errors.DataWarning, match=r"missing='em'"):
         make_model(MISSING)
 
 
