@@ -173,7 +173,7 @@ def test_averages_need_columns_and_means_do_not(tmp_path):
 def test_effects_of_results_from_a_file_name_no_partition_that_could_be_given(tmp_path):
     fit().save(tmp_path / "fit")
     for at in ("mean", "overall"):
-        with pytest.raises(NotAvailableError, match="no entities"):
+        with pytest.raises(NotAvailableError, match="fit the model again"):
             fs.load(tmp_path / "fit").get_margeff(at)
     with pytest.raises(ModelError, match="at: expected one of"):
         fit().get_margeff(["mean"])

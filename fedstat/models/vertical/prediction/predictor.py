@@ -280,7 +280,7 @@ class VerticalPredictions(CoefficientResults):
 
         def project(factor: Floats) -> ProjectedEntities:
             if self._model is None:
-                why = "get_margeff: results from a file have no entities"
+                why = "get_margeff: results from a file have no entities; fit the model again"
                 raise NotAvailableError(why, remedy=None if mean.means is None else AT_MEAN)
             of = self.estimate.sites[1:]
             return self._margin_predictor().project(of, self._model.partition, factor)
