@@ -208,6 +208,8 @@ class EffectEstimates(DerivedReport):
     >>> found.tidy().round(2)[["term", "contrast", "estimate", "conf_low", "conf_high"]]
       term contrast  estimate  conf_low  conf_high
     0  sex    1 - 0      0.33      0.26        0.4
+    >>> found.summary_frame(alpha=0.05).equals(found.tidy(0.95))
+    True
     >>> found.cov_params().shape, found.estimate.shape, found.std_error.shape
     ((1, 1), (1,), (1,))
     >>> "sex" in str(found.summary()), found.plot().has_data()
@@ -283,7 +285,9 @@ class EffectEstimates(DerivedReport):
         ends = np.sort([words.turned(self._values + sign * half) for sign in (-1.0, 1.0)], axis=0)
         return frame.assign(conf_low=ends[0], conf_high=ends[1])
 
-    summary_frame = tidy
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return :meth:`tidy` with confidence 1 - `alpha`, the name that predictions have in statsmodels."""
+        return self.tidy(1.0 - alpha)
 
     def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""

@@ -22,7 +22,8 @@ def uses():
     catalogues, calls = {}, []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "NOTES" not in text or (path.name == "notes.py" and path.parent.name == "inference"):
+        uses_notes = "NOTES = Catalogue(" in text or "NOTES.note" in text
+        if not uses_notes or (path.name == "notes.py" and path.parent.name == "inference"):
             continue
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         module = importlib.import_module(name)

@@ -463,10 +463,13 @@ class LASER(VerticalModel):
         rng: np.random.Generator,
         checkpoint: Path | None,
     ) -> LASERResults:
-        sites, lines = self.layout.sites, EpochProgress(training.epochs)
+        sites = self.layout.sites
+        layout = self._with_dealer(self.layout) if training.transfer else self.layout
+        architecture = assemble(method, len(sites), self.heads)
+        lines = EpochProgress(training.epochs)  # after all that may fail
         trainer = Trainer(
-            self._with_dealer(self.layout) if training.transfer else self.layout,
-            assemble(method, len(sites), self.heads),
+            layout,
+            architecture,
             method == "laser",
             training,
             request,

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from fedstat.federation.protocols.margins import BinsRequest
+from noisy_counts import BinsRequest, counting  # noqa: F401
 from pictures import JOURNAL, faults, page
 
 import fedstat as fs

@@ -154,7 +154,7 @@ def test_the_largest_number_of_iterations_is_kept():
 def test_fitted_values_are_not_requested_and_say_how_to_get_them():
     result = model().fit()
     for what in ("fittedvalues", "resid"):
-        with pytest.raises(NotAvailableError, match="predict.partition. requests"):
+        with pytest.raises(NotAvailableError, match=r"predict\(partition\) requests"):
             getattr(result, what)
     with pytest.raises(NotAvailableError, match=r"predict\(partition\)"):
         result.predict()

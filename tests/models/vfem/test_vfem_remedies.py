@@ -29,7 +29,7 @@ def test_more_columns_than_entities(table):
     partition = sites(wide, A=["y", *[f"x{j}" for j in range(40)]], B=[f"x{j}" for j in range(40, 80)])
     for method, remedy in (
         ("vfem", "leave out columns or sites"),
-        ("cc", "use method='vfem', or leave sites out"),
+        ("cc", "leave out columns or sites, or use method='vfem'"),
     ):
         with pytest.raises(EstimationError, match=f"81 coefficients need more; {remedy}$"):
             fs.VFEMRegression.from_formula("y ~ .", partition).fit(method=method)
