@@ -148,6 +148,8 @@ class FlareAnalysis(FlareController):
                 write_results(analysis.run(self._connect(folder, analysis, meta)), results)
                 (results / ERROR).unlink()
             except (FedstatError, TypeError, ValueError, ImportError) as error:
+                if abort_signal.triggered:  # what is here then stays: the error names any site of the job
+                    return
                 (results / ERROR).write_text(f"{error}\n", encoding="utf-8")
                 self.system_panic(f"the analysis ended with {type(error).__name__}: {error}", fl_ctx)
             finally:

@@ -121,7 +121,7 @@ class Answering:
     def terms(self, table: pd.DataFrame, requests: list[Request]) -> tuple[Numbers, Numbers, Sums]:
         """Return the numbers of its replies, the terms (n, d) of each, and which of them are sums (d,).
 
-        A number is a sum over rows if it changes without two rows as it does without each.
+        The numbers of an array are sums over rows if they change without two rows as they do without each.
         """
         whole = self.numbers(table, requests)
         without = [self.numbers(table.drop(index=i), requests) for i in table.index]
@@ -138,7 +138,8 @@ class Answering:
             size = np.maximum(np.abs(value), np.abs(change).max(axis=0))
             terms[name] = np.where(np.abs(change) > ROUNDING * size, change, 0.0)
             both = np.array([change[list(pair)].sum(axis=0) for pair in pairs])
-            sums[name] = (np.abs(of_pairs - both) <= 1e-7 * size).all(axis=0)
+            # Few pairs touch a number of many; an array is of one kind.
+            sums[name] = np.full(len(value), bool((np.abs(of_pairs - both) <= 1e-7 * size).all()))
         return whole, terms, sums
 
 
@@ -250,11 +251,13 @@ def judge(
         whole, terms, sums = answering.terms(table, requests)
         positions = {}
         for name, value in sent.items():
-            if name in terms and whole[name].shape == value.shape:
-                sent_alike = np.isclose(whole[name], value, rtol=1e-6, atol=1e-9)
-                positions[name] = sent_alike & sums[name]
+            shown = np.isfinite(value)
+            same = name in terms and whole[name].shape == value.shape
+            # An open site would answer otherwise: it does not average over successive rows, for instance.
+            if same and np.allclose(whole[name][shown], value[shown], rtol=1e-6, atol=1e-9):
+                positions[name] = shown & sums[name]
                 examined.by_kind[name[0]] += int(positions[name].sum())
-                of_few |= few_rows(terms[name][:, sent_alike & ~sums[name]])
+                of_few |= few_rows(terms[name][:, shown & ~sums[name]])
             else:
                 examined.unread[f"{name[0]} {name[1]} {name[3]}"] += value.size
         kept.append(positions)
