@@ -55,9 +55,11 @@ def open_record(text: str | bytes, form: str, where: str) -> tuple[Any, PublicId
         signature = bytes.fromhex(found.signature)
     except ValueError as error:
         raise SecurityError(f"{where}: no {form}") from error
-    check_form(found.format, form, where)
-    if found.format != form or not found.keys.has_signed(_statement(form, found.content), signature):
+    if not found.keys.has_signed(_statement(found.format, found.content), signature):
         raise SecurityError(f"{where}: no {form}, or altered since it was signed")
+    check_form(found.format, form, where)  # the version that a signature covers
+    if found.format != form:
+        raise SecurityError(f"{where}: no {form}")
     return found.content, found.keys
 
 

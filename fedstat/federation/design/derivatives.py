@@ -257,18 +257,20 @@ def typical_values(agreement: RowsSchema, design: RowsDesign) -> dict[str, Level
     _, moments = _known_columns(agreement, design)
     found: dict[str, LevelValue] = {name: mean for name, (mean, _) in moments.items()}
     for name, levels in agreement.spec.part(agreement.question.terms).levels.items():
-        shares = [
-            sum(
-                float(design.mean[j])
-                for j, (column, term) in enumerate(zip(design.names, design.term_names, strict=True))
-                if column in (f"{term}[T.{level}]", f"{term}[{level}]") and _names_only(term, name)
-            )
-            for level in levels
-        ]
+        shares = [sum(design.mean[_columns_of(design, name, level)].tolist()) for level in levels]
         if shares.count(0.0) == 1:
             shares[shares.index(0.0)] = 1.0 - sum(shares)
         found[name] = levels[int(np.argmax(shares))]
     return found
+
+
+def _columns_of(design: RowsDesign, name: str, level: LevelValue) -> list[int]:
+    """Return the places of the indicators of a level, in terms that are the category alone."""
+    return [
+        j
+        for j, (column, term) in enumerate(zip(design.names, design.term_names, strict=True))
+        if _names_only(term, name) and column in (f"{term}[T.{level}]", f"{term}[{level}]")
+    ]
 
 
 def _names_only(term: str, name: str) -> bool:
@@ -276,20 +278,17 @@ def _names_only(term: str, name: str) -> bool:
     return term == name or (term.startswith(f"C({name}") and term[len(f"C({name}")] in ",)")
 
 
-def reference_level(agreement: RowsSchema, design: RowsDesign, name: str) -> LevelValue:
-    """Return the level of a category that has no column of its own; the first one if there are several."""
-    levels = agreement.spec.levels[name]
-    named = {
-        column
-        for column, term in zip(design.names, design.term_names, strict=True)
-        if _names_only(term, name)
-    }
-    absent = [
-        level
-        for level in levels
-        if not any(column.endswith((f"[T.{level}]", f"[{level}]")) for column in named)
-    ]
-    return absent[0] if len(absent) == 1 else levels[0]
+def levels_by_reference(agreement: RowsSchema, design: RowsDesign) -> dict[str, tuple[LevelValue, ...]]:
+    """Return the levels of each category, the reference level first.
+
+    It has no column of its own; if this holds for several or none, it is the first one.
+    """
+    found = {}
+    for name, levels in agreement.spec.part(agreement.question.terms).levels.items():
+        absent = [level for level in levels if not _columns_of(design, name, level)]
+        first = absent[0] if len(absent) == 1 else levels[0]
+        found[name] = (first, *(level for level in levels if level != first))
+    return found
 
 
 def _known_columns(

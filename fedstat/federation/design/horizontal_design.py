@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -49,11 +49,6 @@ class SiteRowCounts:
     left_out: bool = False
 
 
-def complete_left_out(sites: Iterable[SiteRowCounts]) -> str:
-    """Name the sites that leave complete rows out; empty if none does."""
-    return ", ".join(repr(row.site) for row in sites if row.left_out)
-
-
 @dataclass(frozen=True, slots=True)
 class RowsSchema:
     """The agreement before rows are coded: levels and states, without names; sites in partition order.
@@ -64,6 +59,11 @@ class RowsSchema:
     question: RowsRequest
     spec: BlockSpec
     sites: Annotated[tuple[SiteRowCounts, ...], "K"]
+
+    @property
+    def leaving_out(self) -> tuple[str, ...]:
+        """Sites that leave complete rows out, which count as missing."""
+        return tuple(row.site for row in self.sites if row.left_out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -126,11 +126,13 @@ class ReleasedGroups:
     def with_set(self, used: Bools) -> ReleasedGroups:
         """Return the history after an analysis of these rows, (n_rows,); itself if no class is divided."""
         inside = np.append(used, np.zeros(len(self.cells) - len(used), dtype=bool))
-        old, sets = np.unique(2 * self.sets + inside, return_inverse=True)
-        if len(np.unique(old // 2)) == len(old) and not (old == 1).any():
+        code = 2 * self.sets + inside
+        there = np.bincount(code, minlength=2) > 0
+        there = np.append(there, np.zeros(len(there) % 2, dtype=bool))
+        if not there[1] and not (there[::2] & there[1::2]).any():
             return self
-        # Rows that were in no analysis have the smallest number.
-        return replace(self, sets=sets.ravel().astype(np.int64) + (old[0] > 0))
+        # Rows that were in no analysis have the number 0.
+        return replace(self, sets=(np.cumsum(there) - there[0])[code])
 
     def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
         """Return the history of a table with other rows, and which rows are gone.

@@ -132,11 +132,6 @@ class TableModel(HorizontalModel):
         return list(product(*(self.agreement.spec.levels[name] for name in self.groups)))
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """Sites that leave complete rows out, which count as missing."""
-        return tuple(row.site for row in self.agreement.sites if row.left_out)
-
-    @property
     def missing(self) -> int:
         """Rows that lack the column or a group."""
         return sum(row.n_rows - row.n for row in self.agreement.sites)
@@ -268,7 +263,7 @@ def crosstab(
         model = TableModel(partition, (row,), category=column, complete=complete)
         table, ledger = model.fit(masked=masked)
         counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
-        left_out = model.left_out
+        left_out = model.agreement.leaving_out
         rows = tuple(name for (name,) in model.group_names)
     frame = pd.DataFrame(counts, index=pd.Index(rows, name=row), columns=pd.Index(levels, name=column))
     frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
@@ -400,9 +395,6 @@ def histogram(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
-    complete : sequence of str, optional
-        Columns that the rows must have as well, so that tables and models describe the same rows; in the
-        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
 
@@ -447,7 +439,7 @@ def histogram(
     frame = pd.DataFrame(counts, index=index, columns=pd.Index(names, name=by))
     inside = np.ones(len(frame), dtype=bool)
     inside[[0, -1]] = frame.iloc[[0, -1]].to_numpy().any(axis=1)
-    more = {"missing": model.missing, "left_out": model.left_out}
+    more = {"missing": model.missing, "left_out": model.agreement.leaving_out}
     return table_frame(frame[inside], "histogram", ledger=ledger, **more)
 
 
@@ -482,6 +474,9 @@ def quantiles(
         Column of the groups; in the vertical layout at the same site.
     bounds : mapping of str to (float, float), optional
         Public range of the column, where the sites publish none.
+    complete : sequence of str, optional
+        Columns that the rows must have as well, so that tables and models describe the same rows; in the
+        horizontal layout.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
 
@@ -515,7 +510,7 @@ def quantiles(
     found = grid.quantiles(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
     frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
-    more = {"missing": model.missing, "left_out": model.left_out}
+    more = {"missing": model.missing, "left_out": model.agreement.leaving_out}
     return table_frame(frame, "quantiles", ledger=ledger, error=grid.step / 2.0, **more)
 
 
@@ -647,7 +642,7 @@ def corr(
     frame = pd.DataFrame(found, index=labels, columns=labels)
     n = sum(row.n for row in model.agreement.sites)
     missing = partition.n_entities - n
-    left_out = tuple(row.site for row in model.agreement.sites if row.left_out)
+    left_out = model.agreement.leaving_out
     more: dict[str, Any] = (
         {} if error is None else {"error": pd.DataFrame(error, index=labels, columns=labels).to_dict()}
     )
@@ -895,8 +890,7 @@ class _RowsDescribed:
         if self.partition.layout == "vertical":
             return variable
         without = tuple(site for site in self.partition.sites if site not in model.partition.sites)
-        left_out = tuple(row.site for row in model.agreement.sites if row.left_out)
-        return replace(variable, without=without, left_out=left_out)
+        return replace(variable, without=without, left_out=model.agreement.leaving_out)
 
 
 class _ColumnsDescribed:

@@ -34,7 +34,6 @@ from fedstat.federation.design.horizontal_design import (
     agree_coding,
     agree_rows,
     agree_transforms,
-    complete_left_out,
 )
 from fedstat.federation.design.levels import check_units
 from fedstat.federation.design.site_rows import EffectTerms, RowsRequest
@@ -538,7 +537,7 @@ class HorizontalModel(Explainable):
         if not short:
             return
         what = f"rows that lack one of the model's columns: {', '.join(short)}"
-        if sites := complete_left_out(self.agreement.sites):
+        if sites := ", ".join(map(repr, self.agreement.leaving_out)):
             what = f"{what}. At {sites}, some of these are complete: see small_differences of the policy"
         if missing == "raise":
             raise DesignError(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, ModelError
-from fedstat.federation.design.derivatives import reference_level, typical_values
+from fedstat.federation.design.derivatives import levels_by_reference, typical_values
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import design_matrix
 from fedstat.federation.tables.columns import LevelValue
@@ -74,11 +74,7 @@ class RowsResponse:
     @cached_property
     def levels(self) -> Mapping[str, tuple[LevelValue, ...]]:
         """Levels of the categories, the reference level first."""
-        out = {}
-        for name, levels in self.agreement.spec.part(self.agreement.question.terms).levels.items():
-            first = reference_level(self.agreement, self.design, name)
-            out[name] = (first, *(level for level in levels if level != first))
-        return out
+        return levels_by_reference(self.agreement, self.design)
 
     @cached_property
     def typical(self) -> Mapping[str, LevelValue]:

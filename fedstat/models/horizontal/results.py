@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema, complete_left_out
+from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
@@ -236,7 +236,7 @@ class DesignResults(CoefficientResults):
         yield from self.basis.repeated_note
         if not (dropped := self.basis.left_out):
             return
-        if sites := complete_left_out(self.basis.agreement.sites):
+        if sites := ", ".join(map(repr, self.basis.agreement.leaving_out)):
             yield NOTES.note("left_out/complete", rows=dropped, more=more, sites=sites)
         else:
             yield NOTES.note("left_out", rows=dropped, more=more)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedstat.errors import DisclosureError, SecurityError
+from fedstat.errors import DisclosureError, EngineError, SecurityError
 from fedstat.federation.crypto.keys import (
     Identity,
     KeyAgreement,
@@ -19,6 +19,7 @@ from fedstat.federation.crypto.keys import (
     check_fingerprints,
     encode_parts,
 )
+from fedstat.federation.crypto.rosters import open_record, sign_record
 
 NAMES = ("Akershus", "Bergen", "Drammen")
 IDENTITIES = {name: Identity.generate() for name in NAMES}
@@ -419,3 +420,15 @@ def test_secrets_are_not_printed():
 def test_no_two_lists_of_parts_are_written_alike():
     lists = [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("a", "b", "c"), ("ab", b"c")]
     assert len({encode_parts(*parts) for parts in lists}) == len(lists) - 1
+
+
+# Signed records
+
+
+def test_a_record_names_a_later_version_only_under_a_signature():
+    text = sign_record(Identity.generate(), "fedstat record 2", {"a": 1})
+    with pytest.raises(EngineError, match=r"written by a later version of fedstat \(format 2\)"):
+        open_record(text, "fedstat record 1", "it")
+    for other in ("fedstat record 1", "fedstat record 9", "another 1"):
+        with pytest.raises(SecurityError, match="altered since it was signed"):
+            open_record(text.replace("fedstat record 2", other), "fedstat record 1", "it")

@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.coding import BlockSpec
-from fedstat.federation.design.derivatives import Direction, reference_level, typical_values
+from fedstat.federation.design.derivatives import Direction, levels_by_reference, typical_values
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import RowsRequest, design_matrix
 from fedstat.federation.tables.columns import LevelValue
@@ -101,12 +101,8 @@ class ColumnsResponse:
     @cached_property
     def levels(self) -> Mapping[str, tuple[LevelValue, ...]]:
         """Levels of the categories, the reference level first."""
-        out = {}
-        for agreement, design, _ in self.parts:
-            for name, levels in agreement.spec.levels.items():
-                first = reference_level(agreement, design, name)
-                out[name] = (first, *(level for level in levels if level != first))
-        return out
+        parts = [levels_by_reference(agreement, design) for agreement, design, _ in self.parts]
+        return {name: levels for one in parts for name, levels in one.items()}
 
     @cached_property
     def typical(self) -> Mapping[str, LevelValue]:
