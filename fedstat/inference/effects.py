@@ -30,7 +30,12 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NOTES = Catalogue(info={"conditions": "{note}"})
+NOTES = Catalogue(
+    info={
+        "conditions": "{note}",
+        "logarithms": "Standard errors are those of the logarithms of the estimates.",
+    }
+)
 NUMBER_WIDTHS = (12, 10, 9, 8, 10, 10)
 WIDEST_KEY = 26
 FEW_POINTS = 3
@@ -298,6 +303,8 @@ class EffectEstimates(DerivedReport):
 
     def _summary_notes(self) -> Iterator[Note]:
         yield NOTES.note("conditions", note=self._words.note)
+        if self._words.exponentiate:
+            yield NOTES.note("logarithms")
 
     def _texts(self) -> pd.DataFrame:
         """Return what each row is, as text."""

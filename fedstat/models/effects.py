@@ -561,7 +561,8 @@ def contrasts(
     families = np.repeat(np.arange(len(groups)), len(pairs))[:, None] * J + np.arange(J)
     note = f"{GRID}."
     if adjust != "none" and len(pairs) > 1:
-        note += f" Tests and intervals are adjusted for {len(pairs)} comparisons ({adjust})."
+        how = "holm; intervals by bonferroni" if adjust == "holm" else adjust
+        note += f" Tests and intervals are adjusted for {len(pairs)} comparisons ({how})."
     _, ratio, _ = result._effect_words()
     title = f"Contrasts of {factor}" + (f": {ratio}" if exponentiate else "")
     words = EffectWords(title, "ratio" if exponentiate else "difference", note, 0.0, exponentiate)
