@@ -9,7 +9,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.newton import NewtonAscent, step_by
+from fedstat.models.vertical.newton import NewtonAscent, solve_information
 
 INFORMATION = np.diag([1e4, 1.0, 3e-4])
 
@@ -29,7 +29,7 @@ def ascent(noise, size=-2e5):
         return At(size - 0.5 * float(point @ INFORMATION @ point), score)
 
     def direct(point, at):
-        return step_by(at.score, [("newton", INFORMATION)])
+        return "newton", solve_information(INFORMATION, at.score)
 
     return NewtonAscent(6000.0, evaluate, direct, lambda point, at, step: (point + step, 0.0, False))
 

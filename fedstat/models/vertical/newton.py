@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -87,19 +87,6 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
             point, change, shortened = self.move(point, at, direction)
             move = "shortened" if shortened else move_next
         return NewtonFit(point, tuple(trace), False, "the largest number of iterations was reached")
-
-
-def step_by(score: Floats, informations: Iterable[tuple[str, Floats]]) -> tuple[str, Floats]:
-    """Take the step of the first information that is positive definite, with its name.
-
-    Raises LinAlgError if none is.
-    """
-    for name, information in informations:
-        try:
-            return name, solve_information(information, score)
-        except np.linalg.LinAlgError:
-            continue
-    raise np.linalg.LinAlgError("no information is positive definite")
 
 
 def solve_information(information: Floats, right: Floats) -> Floats:

@@ -18,7 +18,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.blocks import LONGEST_LOG
-from fedstat.models.vertical.joint_normal.edges import Between, edges_between, not_determined
+from fedstat.models.vertical.joint_normal.edges import Between, edges_between
 from fedstat.models.vertical.joint_normal.fit import (
     JointNormalFit,
     all_effects,
@@ -35,7 +35,6 @@ from fedstat.models.vertical.joint_normal.model import (
     vanishing_variance_message,
 )
 from fedstat.models.vertical.moments import PatternMoments, StandardizedMoments
-from fedstat.models.vertical.newton import solve_information
 from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
 from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats
@@ -512,11 +511,7 @@ def refit_blocks(joint: WorkingModel, support: Bools) -> tuple[Refit, float]:
             f"the {k} columns of the chosen fit have no unpenalized estimate: {fit.reason}; use fewer "
             "columns, or a larger lambda"
         )
-    information = model.information(fit.point)
-    try:
-        cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
-    except np.linalg.LinAlgError:
-        raise not_determined(moments, fit.point.Q) from None
+    cov = model.leading_inverse(fit.point, 2 + k + P)
     # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
     J = np.zeros((1 + k, 2 + k + P))
     center = fit.point.mu + moments.center[:-1] / scale

@@ -15,7 +15,7 @@ from statsmodels.tools.numdiff import approx_fprime, approx_hess
 
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, EstimationError, ModelError, NotAvailableError
-from fedstat.models.vertical.joint_normal import fit as law_covariances
+from fedstat.models.vertical.joint_normal import model as joint_model
 from fedstat.models.vertical.joint_normal.edges import edges_between, sparse_pairs
 from fedstat.models.vertical.joint_normal.fit import (
     all_effects,
@@ -204,7 +204,7 @@ def test_covariances_agree(study, result):
 def test_of_many_columns_the_part_that_is_kept_is_the_same(study, monkeypatch):
     fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
     all_complete = estimates_covariance(fit)
-    monkeypatch.setattr(law_covariances, "MAX_FULL_INVERSE", 10)
+    monkeypatch.setattr(joint_model, "MAX_FULL_INVERSE", 10)
     np.testing.assert_allclose(estimates_covariance(fit), all_complete[:12, :12], rtol=1e-8, atol=1e-14)
     result = study.model(between="free").fit()
     assert result.predict(result.model.partition).notna().all()

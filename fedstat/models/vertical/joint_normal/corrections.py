@@ -306,8 +306,7 @@ def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
     world = ReferenceSample(fit.moments, SIMULATION_PARTS * part, seed)
     found = SkewedModel(fit.point.with_concentration(), log_sd_of(fit.moments.shape))
     joint, best, gap, last, step = found, found, np.inf, np.inf, 1.0
-    information = fit.model.information(fit.point)
-    errors = np.sqrt(np.diag(solve_information(information, np.eye(len(information), 2 + P))))[2:]
+    errors = np.sqrt(np.diag(fit.model.leading_inverse(fit.point, 2 + P)))[2:]
     for _ in range(MOST_ROUNDS):
         try:
             there = estimates_of_sample(fit, joint, world.draw(joint))

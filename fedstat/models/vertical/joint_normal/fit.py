@@ -21,7 +21,6 @@ from fedstat.models.vertical.joint_normal.likelihood import (
     FreeParameters,
     JointNormalPoint,
     centered_sums,
-    differentiate_joint_normal,
     em_step,
     form_separate_sets,
     inverse_by_pattern,
@@ -30,6 +29,7 @@ from fedstat.models.vertical.joint_normal.likelihood import (
     observed,
 )
 from fedstat.models.vertical.joint_normal.model import NEARLY_VANISHING, JointNormalModel, Point
+from fedstat.models.vertical.joint_normal.products import InformationProducts
 from fedstat.models.vertical.moments import PatternMoments, StandardizedMoments
 from fedstat.models.vertical.newton import TraceRow, solve_information
 from fedstat.typing import Bools, Floats, Ints
@@ -219,8 +219,6 @@ def maximize_joint_normal(model: JointNormalModel, point: Point, tol: float, max
 # ----------------------------------------------------------------------------------------------------
 # Covariance of the estimates of a joint normal model, which accounts for every parameter.
 
-MAX_FULL_INVERSE = 2_000
-"""Largest number of parameters for which the complete covariance is kept."""
 OBSERVED = Remedy("fit(..., cov_type='observed')", "use {arguments}, or fewer columns")
 MIN_GROUP_FREEDOM = 8
 """Fewest degrees of freedom between random groups for a robust covariance."""
@@ -232,12 +230,14 @@ def estimates_covariance(fit: JointNormalFit, *, expected: bool = False) -> Floa
     """Covariance (d, d) of (a, s2, beta_1, mu_1, beta_2, ..., Q) in the units of the data.
 
     For more than about sixty columns, or profiled covariances, the part without Q. It accounts for all
-    parameters. Only predictions
-    for entities that lack columns need the rest, which would take as long again as the fit.
+    parameters. Only predictions for entities that lack columns need the rest, which would take longer than
+    the fit.
 
     The inverse of the observed information or, with `expected`, of that of data from the model that are
     missing completely at random. Raises EstimationError if it is not positive definite.
     """
+    if not fit.model.invertible:
+        return in_psi(fit, fit.model.leading_inverse(fit.point, 2 + 2 * len(fit.beta), expected=expected))
     return inverse_information(fit, fit.model.information(fit.point, expected=expected))
 
 
@@ -259,7 +259,7 @@ def inverse_information(fit: JointNormalFit, information: Floats, *, scale: bool
     free = np.ones(len(names), dtype=bool)
     free[1] = scale
     information, head = information[np.ix_(free, free)], 1 + int(scale) + 2 * len(columns)
-    if len(information) > MAX_FULL_INVERSE:
+    if not fit.model.invertible:
         cov = leading_inverse(fit, information, head)
     else:
         cov = invert_or_factor(information, names[free].tolist())
@@ -301,33 +301,28 @@ def sandwich_covariance(fit: JointNormalFit, by_group: PatternMoments) -> tuple[
     groups, at, moves = by_group.standardized(), fit.point.with_concentration(), fit.moves
     seen, code = np.unique(groups.seen, axis=0, return_inverse=True)
     code = code.ravel()
-    S, n = scores_by_pattern(groups, at, moves), groups.n
-    d, free = S.shape[1], 0
-    meat = np.zeros((d, d))
+    head = fit.model.parameters if fit.model.invertible else 2 + 2 * len(at.beta)
+    inverse = fit.model.inverse_columns(at, head)
+    S, n = scores_by_pattern(groups, at, moves) @ inverse, groups.n
+    cov, free = np.zeros((head, head)), 0
     for g in range(len(seen)):
         own = np.flatnonzero(code == g)
         total, count, J = S[own].sum(axis=0), n[own].sum(), len(own)
-        meat += np.outer(total, total) / count
+        cov += np.outer(total, total) / count
         if J == 1:
             one = replace(groups, seen=groups.seen[own], n=n[own], grams=groups.grams[own])
-            meat += differentiate_joint_normal(one, at, moves, expected=True).information
+            cov += inverse.T @ InformationProducts(one, at, moves, expected=True).product(inverse)
             continue
         away = S[own] - np.outer(n[own] / count, total)
-        meat += J / (J - 1.0) * away.T @ away
+        cov += J / (J - 1.0) * away.T @ away
         free += J - 1
-    information = fit.model.information(at)
-    head = d if d <= MAX_FULL_INVERSE else 2 + 2 * len(at.beta)
-    try:
-        half = solve_information(information, np.eye(d, head)).T
-    except np.linalg.LinAlgError:
-        raise not_determined(fit.moments, at.Q) from None
     if free < MIN_GROUP_FREEDOM:
         raise EstimationError(
             "cov_type='robust' needs random groups of entities that are large enough to be released, but the "
             f"missing patterns have only {free + len(seen)} groups in all",
             remedy=OBSERVED,
         )
-    return in_psi(fit, symmetrize(half @ meat @ half.T)[0]), float(free)
+    return in_psi(fit, symmetrize(cov)[0]), float(free)
 
 
 def scores_by_pattern(moments: PatternMoments, point: JointNormalPoint, moves: FreeParameters) -> Floats:

@@ -7,7 +7,6 @@ log-likelihood increases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.inference.convergence import rounding_error
+from fedstat.inference.covariance import symmetrize
 from fedstat.models.vertical.joint_normal.blocks import (
     LONGEST_LOG,
     BlocksPoint,
@@ -36,8 +36,9 @@ from fedstat.models.vertical.joint_normal.likelihood import (
     differentiate_joint_normal,
     joint_normal_likelihood,
 )
+from fedstat.models.vertical.joint_normal.products import InformationProducts
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vertical.newton import NewtonAscent, NewtonFit, step_by
+from fedstat.models.vertical.newton import NewtonAscent, NewtonFit, solve_information
 from fedstat.typing import Floats
 
 SMALLEST_STEP = 2.0**-20
@@ -47,6 +48,13 @@ VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
 trend."""
 SINGULAR = 1e-8
 """Smallest eigenvalue of the correlation matrix of the columns below which it counts as singular."""
+
+MAX_FULL_INVERSE = 2_000
+"""Largest number of parameters for which the complete covariance is kept, and formed."""
+MOST_FORMED = 600
+"""Largest number of parameters whose information is formed for a Newton step: about thirty columns."""
+NEAR_STEP = 1e-6
+"""Relative error of a Newton step that conjugate gradients find."""
 
 Point: TypeAlias = JointNormalPoint | BlocksPoint
 
@@ -94,6 +102,43 @@ class JointNormalModel:
             raise not_determined(self.moments, point.Q) from None
         return replace(at, log_likelihood=at.log_likelihood - self.columns)
 
+    @property
+    def parameters(self) -> int:
+        """Number of free parameters of a model that is not profiled."""
+        return len(self.moves.order)
+
+    @property
+    def invertible(self) -> bool:
+        """Whether the complete covariance is kept: there are not too many parameters."""
+        return self.profiled or self.parameters <= MAX_FULL_INVERSE
+
+    def products(self, point: JointNormalPoint, *, expected: bool = False) -> InformationProducts:
+        """Return the information, observed or `expected`, of many parameters, to be solved with."""
+        return InformationProducts(self.moments, point, self.moves, expected=expected)
+
+    def inverse_columns(self, point: Point, count: int, *, expected: bool = False) -> Floats:
+        """First columns (d, count) of the inverse information; see :meth:`information`.
+
+        Raises EstimationError if the information is not positive definite.
+        """
+        try:
+            if isinstance(point, JointNormalPoint) and not self.invertible:
+                return self.products(point, expected=expected).solve(np.eye(self.parameters, count))
+            information = self.information(point, expected=expected)
+            return solve_information(information, np.eye(len(information), count))
+        except np.linalg.LinAlgError:
+            raise not_determined(self.moments, point.Q) from None
+
+    def leading_inverse(self, point: Point, count: int, *, expected: bool = False) -> Floats:
+        """First rows and columns (count, count) of the inverse information, as :meth:`inverse_columns`."""
+        if isinstance(point, BlocksPoint) or self.invertible:
+            return symmetrize(self.inverse_columns(point, count, expected=expected)[:count])[0]
+        products, corner = self.products(point, expected=expected), np.eye(self.parameters, count)
+        try:
+            return symmetrize(products.inverse_between(corner))[0]
+        except np.linalg.LinAlgError:
+            raise not_determined(self.moments, point.Q) from None
+
     def information(self, point: Point, *, expected: bool = False) -> Floats:
         """Information, observed or `expected`, of (a, s2, beta, mu) and the parameters of covariances."""
         if isinstance(point, BlocksPoint):
@@ -104,7 +149,7 @@ class JointNormalModel:
         """Return the expected information on the parameter of the residual variance alone."""
         if isinstance(point, BlocksPoint):
             return variance_information(point)
-        return float(self.differentiate(point, expected=True).information[1, 1])
+        return float(self.products(point, expected=True).product(np.eye(self.parameters, 2))[1, 1])
 
     def step(self, point: Point, by: Floats) -> Point:
         """Change a point by a vector in the order of its derivatives."""
@@ -138,7 +183,12 @@ class JointNormalModel:
 
         Raises EstimationError if there is no maximum.
         """
-        ascent = NewtonAscent(self.moments.nobs, self.differentiate, self.direction, self.line_search)
+        formed = self.profiled or self.parameters <= MOST_FORMED
+
+        def evaluate(at: Point) -> JointNormalDerivatives:
+            return self.differentiate(at, information=formed)
+
+        ascent = NewtonAscent(self.moments.nobs, evaluate, self.direction, self.line_search)
         found = ascent.ascend(point, tol, maxiter)
         # At the border the score of log s2 vanishes with s2, and the iteration ends there as at a maximum.
         border = self.profiled and found.point.s2 < NEARLY_VANISHING
@@ -148,21 +198,21 @@ class JointNormalModel:
 
     def direction(self, point: Point, at: JointNormalDerivatives) -> tuple[str, Floats]:
         """Take a Newton step if the information is positive definite, otherwise Fisher scoring."""
-
-        def informations() -> Iterator[tuple[str, Floats]]:
-            yield "newton", at.information
-            yield "scoring", self.differentiate(point, expected=True).information
-
-        try:
-            return step_by(at.score, informations())
-        except np.linalg.LinAlgError:
-            if not self.profiled:
-                raise not_determined(self.moments, point.Q) from None
-            raise EstimationError(
-                "the information on the coefficients is not positive definite; the columns are probably "
-                "collinear across sites, or too few entities are shared by several of them: leave out "
-                "columns or sites"
-            ) from None
+        for name, expected in (("newton", False), ("scoring", True)):
+            try:
+                if isinstance(point, JointNormalPoint) and not len(at.information):
+                    return name, self.products(point, expected=expected).solve(at.score, NEAR_STEP)
+                here = self.differentiate(point, expected=True) if expected else at
+                return name, solve_information(here.information, at.score)
+            except np.linalg.LinAlgError:
+                continue
+        if not self.profiled:
+            raise not_determined(self.moments, point.Q)
+        raise EstimationError(
+            "the information on the coefficients is not positive definite; the columns are probably "
+            "collinear across sites, or too few entities are shared by several of them: leave out "
+            "columns or sites"
+        )
 
     def line_search(
         self, point: Point, at: JointNormalDerivatives, direction: Floats
