@@ -268,8 +268,8 @@ def _codes(data: SiteData, released: ReleasedGroups) -> Ints:
     own = keep_result(table, "columns of few values", lambda: _levels_of(data)) if in_memory(table) else None
     own = _levels_of(data) if own is None else own
     gone = len(released.cells) > len(own)
-    patterns = released.spaces.patterns[:, : (MOST_COLUMNS - own.shape[1]) * gone]
-    summed = [np.unique(one, return_inverse=True)[1].ravel()[released.spaces.cells] for one in patterns.T]
+    patterns = released.spaces.patterns[: (MOST_COLUMNS - own.shape[1]) * gone]
+    summed = [one.codes.astype(np.int64) for one in patterns]
     codes = np.full((len(released.cells), own.shape[1] + len(summed)), -1, dtype=np.int64)
     codes[: len(own), : own.shape[1]] = own
     for j, one in enumerate(summed, own.shape[1]):

@@ -40,7 +40,9 @@ from fedstat.federation.disclosure.weight_spaces import (
     ONE,
     Expressions,
     Polynomial,
+    Quantity,
     WeightSpaces,
+    find_cleared,
     find_isolated,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -561,15 +563,21 @@ def check_sums(
     before = made.result()
     if not remembered:
         before = before.with_sums(one for one, _ in known)
-    after = before.with_sums(one for one, _ in sums)
-    require_rows(data, after, len(before.sums), sums, remedy)
+    first, after = len(before.sums), before.with_sums(one for one, _ in sums)
+    whole = after.with_sums(one for one, _ in counts)
+    if len(whole.sums) == first:
+        return
+    persons = released.persons
+    cleared = find_cleared(whole, first, few, persons)
+    require_rows(data, after, first, sums, remedy, persons, cleared=cleared)
     if counts:
-        first, after = len(after.sums), after.with_sums(one for one, _ in counts)
         own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
-        tolerated = {k for k, one in enumerate(after.sums) if frozenset(one.items()) in own}
-        require_rows(data, after, first, counts, remedy, tolerated)
-    if remembered and len(after.sums) > len(before.sums):
-        memory.released = replace(released, spaces=after.kept(released.spaces))
+        tolerated = {k for k, one in enumerate(whole.sums) if frozenset(one.items()) in own}
+        require_rows(data, whole, len(after.sums), counts, remedy, persons, tolerated, cleared)
+    if () in cleared:
+        whole = replace(whole, cleared=(few, len(whole.sums)))
+    if remembered:
+        memory.released = replace(released, spaces=whole.kept(released.spaces))
 
 
 def require_rows(
@@ -578,11 +586,13 @@ def require_rows(
     first: int,
     named: NamedSums,
     remedy: str,
+    persons: Ints | None,
     tolerated: Collection[int] = (),
+    cleared: Collection[Quantity] = (),
 ) -> None:
     """Refuse sums, those from `first` on, that single out few rows."""
-    few, released = data.policy.min_level_count - 1, data.memory.released
-    isolated = find_isolated(after, first, few, None if released is None else released.persons, tolerated)
+    few = data.policy.min_level_count - 1
+    isolated = find_isolated(after, first, few, persons, tolerated, cleared)
     if not isolated:
         return
     names = {frozenset(one.items()): name for one, name in named}
@@ -600,17 +610,25 @@ def summed_products(made: Expressions, fact: SummedProducts, X: Floats, code: In
     assert fact.rows is not None
     summed = np.array(fact.summed or [True] * len(fact.names), dtype=bool)
     X = X[:, summed]
-    full = np.zeros((made.n, X.shape[1] + 2), order="F")
-    full[fact.rows, 0], full[fact.rows, 1:-1] = 1.0, X
-    full[fact.rows, -1] = 1.0 if fact.weights is None else fact.weights
-    *columns, weight = [made.of(column) for column in full.T]
+    rows, ones = fact.rows, np.ones(len(X))
+    every = len(rows) == made.n and bool((np.diff(rows) == 1).all())
+
+    def in_table(values: Floats) -> Floats:
+        if every:
+            return np.ascontiguousarray(values)
+        column = np.zeros(made.n)
+        column[rows] = values
+        return column
+
+    columns = [made.of(in_table(column)) for column in (ones, *X.T)]
+    weight = columns[0] if fact.weights is None else made.of(in_table(fact.weights))
     names = [ROWS_OF_TABLE, *(repr(name) for name, kept in zip(fact.names, summed, strict=True) if kept)]
     leveled = [all(not a for _, a in one) for one in columns]
     groups, by_group = np.unique(code[code >= 0]), [ONE]
     if len(groups) > 1 or (code < 0).any():
         within = np.full(made.n, -1)
         within[fact.rows] = code
-        by_group = [made.of((within == group) * 1.0) for group in groups]
+        by_group = [made.rows(within == group) for group in groups]
     pairs = [(0, j) for j in range(len(columns))]
     if fact.multiplied:
         several = combinations_with_replacement(range(1, len(columns)), 2)
@@ -619,20 +637,21 @@ def summed_products(made: Expressions, fact: SummedProducts, X: Floats, code: In
     levels = [j for j in range(1, len(columns)) if made.is_indicator(columns[j])]
     if fact.weights is not None or len(by_group) > 1:
         levels = []
-    sums, ones, counts = (list[tuple[Polynomial, str]]() for _ in range(3))
+    sums, of_levels, of_two = (list[tuple[Polynomial, str]]() for _ in range(3))
+    weighted = [[made.product(column, weight, group) for group in by_group] for column in columns]
     for i, j in pairs:
-        of_levels = j in levels and (not i or (i in levels and i != j))
-        chosen = sums if not of_levels and j else counts if i else ones
+        counts = not j or (j in levels and (not i or (i in levels and i != j)))
+        chosen = sums if not counts else of_two if i else of_levels
         name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
-        chosen += [(made.product(columns[i], columns[j], weight, group), name) for group in by_group]
-    return Expressed(sums, ones, counts)
+        chosen += [(made.product(columns[i], one), name) for one in weighted[j]]
+    return Expressed(sums, of_levels, of_two)
 
 
 def summed_groups(made: Expressions, code: Ints, name: str) -> Expressed:
     """Express the counts of rows by group, (n_rows,), -1 for none."""
     groups = np.unique(code[code >= 0])
     many = len(groups) > MOST_GROUPS
-    return Expressed([(made.of((code == group) * 1.0), name) for group in groups if not many])
+    return Expressed([(made.rows(code == group), name) for group in groups if not many])
 
 
 def _with_indicators(X: Floats) -> Floats:

@@ -84,7 +84,7 @@ class ReleasedGroups:
             np.zeros(n_rows, dtype=np.int64),
             np.zeros((0, 1), dtype=np.bool_),
             np.zeros((n_rows, 0)),
-            WeightSpaces.none(n_rows),
+            WeightSpaces(n_rows),
             sets=np.zeros(n_rows, dtype=np.int64),
         )
 
@@ -374,9 +374,19 @@ def _express_columns(arrays: dict[str, Array], table: Table) -> dict[str, Array]
     return arrays
 
 
+def _separate_patterns(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 2: the values of all patterns by cell become a code of each row for each pattern."""
+    if "weight patterns" in arrays:
+        cells, values = arrays.pop("weight cells"), arrays.pop("weight patterns")
+        columns = WeightSpaces.of_weights(np.asarray(values, dtype=np.float64)[cells]).to_arrays()
+        arrays = columns | arrays  # the sums are those that were stored
+    return arrays
+
+
 CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {
     0: _name_mark_form,
     1: _express_columns,
+    2: _separate_patterns,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""
 

@@ -18,21 +18,24 @@ a multiple of an atom except in few rows is a pattern times this atom, plus anot
 
 These are identities. So a combination that is found does belong to few rows, whatever the atoms are.
 
-Rows with the same values of all patterns are one *cell*. Weights are compared by cells, and only cells of few
-rows can be singled out.
+Rows with the same values of all patterns that are compared are one *cell*. Only cells of few rows can be
+singled out. Most sums are cleared at once, because no cell is that small, or because no small cell has a
+large share of any combination. The others are searched.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -68,19 +71,83 @@ DEPENDENT = 1e-14
 """Eigenvalue of cross-products of columns of length one that is zero but for rounding."""
 MOST_SHARE = 0.9
 """Share in a combination, times persons, below which a group of rows does not hold it alone."""
-MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shifts and factors of SplitMix64 (Steele, Lea and Flood 2014)."""
+SAMPLE_CELLS = 1024
+"""Fewest cells of a sample in which combinations of sums are compared with all cells."""
+LARGEST_SPAN = 2**62
+"""Numbers of cells above which they are numbered again."""
 MOST_PRODUCTS = 1200
 """Products of columns of few values above which counts enter by column, and not by pairs of columns."""
 MOST_GROUPS = 400
 """Groups of rows above which their counts do not enter."""
 MOST_SEEDS, MOST_PARTNERS = 400, 12
 
-Monomial: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+Quantity: TypeAlias = tuple[int, ...]
+"""Atoms that are multiplied, sorted."""
+Monomial: TypeAlias = tuple[tuple[int, ...], Quantity]
 """Patterns and atoms that are multiplied, each sorted."""
 Polynomial: TypeAlias = Mapping[Monomial, float]
 """A sum of monomials with coefficients."""
 ONE: Polynomial = {((), ()): 1.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """A column of few values.
+
+    Parameters
+    ----------
+    values : (k,) array
+        Ascending.
+    codes : (n_rows,) array of unsigned int
+        Place of the value of every row of the table.
+    digest : bytes
+        Equal for equal columns.
+    """
+
+    values: Floats
+    codes: Array
+    digest: bytes
+
+    @classmethod
+    def of(cls, x: Floats) -> Pattern:
+        """Return the pattern of a column (n_rows,) without missing values."""
+        is_small = np.abs(x).max(initial=0.0) <= LARGEST_CODE
+        if is_small and ((small := x.astype(np.int8)) == x).all():
+            place = small.view(np.uint8)
+            there = np.roll(np.bincount(place, minlength=256) > 0, 128)
+            code = np.roll(np.cumsum(there) - 1, -128).astype(np.uint8)
+            return cls.stored(np.flatnonzero(there).astype(np.float64) - 128.0, code[place])
+        codes, found = pd.factorize(x + 0.0)
+        order = np.argsort(found)
+        rank = np.empty(len(found), dtype=np.min_scalar_type(max(len(found) - 1, 0)))
+        rank[order] = np.arange(len(found))
+        return cls.stored(found[order].astype(np.float64), rank[codes])
+
+    @classmethod
+    def of_rows(cls, inside: Bools) -> Pattern:
+        """Return the indicator of rows, (n_rows,)."""
+        if inside.all() or not inside.any():
+            return cls.stored(
+                np.full(min(len(inside), 1), float(inside.any())), np.zeros(len(inside), dtype=np.uint8)
+            )
+        return cls.stored(np.array([0.0, 1.0]), inside.astype(np.uint8))
+
+    @classmethod
+    def stored(cls, values: Floats, codes: Array) -> Pattern:
+        """Return the pattern with these values and codes."""
+        digest = hashlib.blake2b(values.tobytes(), digest_size=16)
+        digest.update(codes.tobytes())
+        return cls(values, codes, digest.digest())
+
+    @property
+    def column(self) -> Floats:
+        """The values of all rows, (n_rows,)."""
+        return self.values[self.codes]
+
+    @property
+    def is_indicator(self) -> bool:
+        """Whether all values are zero or one."""
+        return bool(((self.values == 0.0) | (self.values == 1.0)).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,34 +156,27 @@ class WeightSpaces:
 
     Parameters
     ----------
-    cells : (n_rows,) array of int
-        Cell of every row of the table: rows with equal values of all patterns.
-    patterns : (C, P) array
-        Values of the patterns in every cell.
-    atoms : (n_rows, A) array of float32
+    n_rows : int
+    patterns : tuple of Pattern
+    atoms : tuple of (n_rows,) arrays of float32
         Columns of many values; NaN where a value is not known.
     sums : tuple of polynomials
         Each one is summed over all rows.
+    cleared : pair of int
+        Numbers k and m: no combination of the counts among the first m `sums` belongs to k persons or fewer.
     """
 
-    cells: Ints
-    patterns: Floats
-    atoms: Array
+    n_rows: int
+    patterns: tuple[Pattern, ...] = ()
+    atoms: tuple[Array, ...] = ()
     sums: tuple[Polynomial, ...] = ()
+    cleared: tuple[int, int] = (0, 0)
     _known: frozenset[frozenset[tuple[Monomial, float]]] = field(default_factory=frozenset)
-
-    @classmethod
-    def none(cls, n_rows: int) -> WeightSpaces:
-        """Return the spaces before the first sum."""
-        cells = np.zeros(n_rows, dtype=np.int64)
-        return cls(cells, np.zeros((1, 0)), np.zeros((n_rows, 0), dtype=np.float32))
 
     @classmethod
     def of_weights(cls, weights: Floats) -> WeightSpaces:
         """Return the spaces after rows were counted with these weights, (n_rows, k)."""
-        patterns, cells = np.unique(weights, axis=0, return_inverse=True)
-        atoms = np.zeros((len(weights), 0), dtype=np.float32)
-        spaces = cls(cells.ravel().astype(np.int64), patterns, atoms)
+        spaces = cls(len(weights), tuple(Pattern.of(column) for column in weights.T))
         return spaces.with_sums({((j,), ()): 1.0} for j in range(weights.shape[1]))
 
     def with_sums(self, sums: Iterable[Polynomial]) -> WeightSpaces:
@@ -127,36 +187,48 @@ class WeightSpaces:
             return self
         return replace(self, sums=(*self.sums, *(new[key] for key in added)), _known=self._known.union(added))
 
+    def are_cleared(self, weights: Iterable[Polynomial], few: int) -> bool:
+        """Return whether no combination of these weights, as counts, belongs to at most `few` persons."""
+        least, end = self.cleared
+        known = {next(iter(one)) for one in self.sums[:end] if len(one) == 1}
+        return least >= few and all(key in known for one in weights for key in one)
+
     def kept(self, before: WeightSpaces) -> WeightSpaces:
         """Return what is remembered of these spaces: no more atoms than before if they are too many."""
-        if self.atoms.size <= MOST_KEPT:
+        if len(self.atoms) * self.n_rows <= MOST_KEPT:
             return self
-        known = before.atoms.shape[1]
+        known = len(before.atoms)
         sums = [one for one in self.sums if all(i < known for _, a in one for i in a)]
-        bare = replace(self, atoms=self.atoms[:, :known], sums=(), _known=frozenset())
-        return bare.with_sums(sums)
+        return replace(self, atoms=self.atoms[:known], sums=(), cleared=(0, 0), _known=frozenset()).with_sums(
+            sums
+        )
 
     def carried(self, places: Ints, gone: Ints) -> WeightSpaces:
         """Return the spaces of a table with other rows; see :meth:`ReleasedGroups.carried`.
 
         New rows are in no sum yet: their patterns are zero.
         """
-        patterns = np.vstack([self.patterns, np.zeros((1, self.patterns.shape[1]))])
-        here = np.where(places >= 0, self.cells[places] if len(self.cells) else -1, len(self.patterns))
-        atoms = np.full((len(places), self.atoms.shape[1]), np.nan, dtype=np.float32)
-        atoms[places >= 0] = self.atoms[places[places >= 0]]
-        cells = np.concatenate([here, self.cells[gone]])
-        return replace(self, cells=cells, patterns=patterns, atoms=np.concatenate([atoms, self.atoms[gone]]))
+        from_before = np.append(np.where(places >= 0, places, self.n_rows), gone)
+
+        def carry(column: Array, new: float) -> Array:
+            here: Array = np.append(column, column.dtype.type(new))[from_before]
+            return here
+
+        patterns = tuple(Pattern.of(carry(one.column, 0.0)) for one in self.patterns)
+        atoms = tuple(carry(one, np.nan) for one in self.atoms)
+        return replace(self, n_rows=len(from_before), patterns=patterns, atoms=atoms, cleared=(0, 0))
 
     def to_arrays(self) -> dict[str, Array]:
         """Return the arrays by name, for a file."""
         if not self.sums:
             return {}
         text = json.dumps([[[*key, value] for key, value in one.items()] for one in self.sums])
+        nothing = np.zeros((self.n_rows, 0), dtype=np.float32)
         return {
-            "weight cells": self.cells.astype(np.int32),
-            "weight patterns": self.patterns,
-            "weight atoms": self.atoms,
+            "weight codes": np.column_stack([one.codes for one in self.patterns] or [nothing]),
+            "weight values": np.concatenate([one.values for one in self.patterns] or [np.zeros(0)]),
+            "weight counts": np.array([len(one.values) for one in self.patterns], dtype=np.int32),
+            "weight atoms": np.column_stack(self.atoms or [nothing]),
             "weight sums": np.frombuffer(text.encode(), dtype=np.uint8),
         }
 
@@ -164,28 +236,36 @@ class WeightSpaces:
     def from_arrays(cls, arrays: Mapping[str, Array], n_rows: int) -> WeightSpaces:
         """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
         if "weight sums" not in arrays:
-            return cls.none(n_rows)
-        if not {"weight cells", "weight patterns", "weight atoms"} <= set(arrays):
+            return cls(n_rows)
+        if not {"weight codes", "weight values", "weight counts", "weight atoms"} <= set(arrays):
             raise ValueError("the release history is not complete")
-        cells = np.asarray(arrays["weight cells"], dtype=np.int64)
-        patterns = np.asarray(arrays["weight patterns"], dtype=np.float64)
-        atoms = np.asarray(arrays["weight atoms"], dtype=np.float32)
+        codes, atoms = arrays["weight codes"], np.asarray(arrays["weight atoms"], dtype=np.float32)
+        values = np.asarray(arrays["weight values"], dtype=np.float64)
+        counts = np.asarray(arrays["weight counts"], dtype=np.int64)
         sums = [
             {(tuple(p), tuple(a)): float(value) for p, a, value in one}
             for one in json.loads(arrays["weight sums"].tobytes())
         ]
         used = [key for one in sums for key in one]
         whole = (
-            len(cells) == len(atoms) == n_rows
-            and patterns.ndim == atoms.ndim == 2
-            and np.isfinite(patterns).all()
-            and (not len(cells) or 0 <= cells.min() <= cells.max() < len(patterns))
-            and all(0 <= i < patterns.shape[1] for p, _ in used for i in p)
+            codes.ndim == atoms.ndim == 2
+            and len(codes) == len(atoms) == n_rows
+            and len(counts) == codes.shape[1]
+            and counts.sum() == len(values)
+            and np.isfinite(values).all()
+            and (not codes.size or (codes.min() >= 0 and (codes.max(axis=0) < counts).all()))
+            and all(0 <= i < len(counts) for p, _ in used for i in p)
             and all(0 <= i < atoms.shape[1] for _, a in used for i in a)
         )
         if not whole:
             raise ValueError("the release history is not complete")
-        return cls(cells, patterns, atoms).with_sums(sums)
+        parts = np.split(values, np.cumsum(counts)[:-1]) if len(counts) else []
+        columns = (
+            np.ascontiguousarray(one.astype(np.min_scalar_type(max(len(part) - 1, 0))))
+            for one, part in zip(codes.T, parts, strict=True)
+        )
+        patterns = tuple(Pattern.stored(part, one) for part, one in zip(parts, columns, strict=True))
+        return cls(n_rows, patterns, tuple(np.ascontiguousarray(one) for one in atoms.T)).with_sums(sums)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -197,15 +277,11 @@ class Expressions:
 
     def __init__(self, spaces: WeightSpaces) -> None:
         self.spaces = spaces
-        self.n = len(spaces.cells)
-        self._new_patterns: list[Floats] = []
-        self._new_atoms: list[Floats] = []
-        self._atoms = spaces.atoms
-        self._extended: dict[int, Floats] = {}
-        self._place: dict[bytes, int] = {}
-        for j, values in enumerate(spaces.patterns.T):
-            self._place.setdefault(values[spaces.cells].tobytes(), j)
-        self._indicators = {j for j, values in enumerate(spaces.patterns.T) if _is_indicator(values)}
+        self.n = spaces.n_rows
+        self._patterns = [*spaces.patterns]
+        self._atoms: list[Array] = [*spaces.atoms]
+        self._place = {one.digest: j for j, one in reversed([*enumerate(spaces.patterns)])}
+        self._indicators = {j for j, one in enumerate(spaces.patterns) if one.is_indicator}
 
     def of(self, x: Floats, depth: int = 0) -> Polynomial:
         """Return a column, zero in rows without a part in the sums, as a polynomial."""
@@ -217,8 +293,9 @@ class Expressions:
         size = float(np.abs(x).max())
         if not SMALLEST < size < LARGEST:  # a unit, which no combination depends on
             x = np.ldexp(x, -int(np.frexp(size)[1]))
-        if has_few_values(x):
-            return {((self._pattern(x),), ()): 1.0}
+        pattern = pattern_of_few_values(x)
+        if pattern is not None:
+            return {((self._place_of(pattern),), ()): 1.0}
         found = self._match(x, rows)
         if found is None:
             return self._new(x, rows)
@@ -230,9 +307,33 @@ class Expressions:
             out |= self._new(rest, np.flatnonzero(rest))
         return out
 
+    def rows(self, inside: Bools) -> Polynomial:
+        """Return the indicator of rows, (n_rows,); rows that are gone come last and are not inside."""
+        inside = np.append(inside, np.zeros(self.n - len(inside), dtype=np.bool_))
+        return {((self._rows(inside),), ()): 1.0} if inside.any() else {}
+
     def pattern(self, x: Floats) -> Polynomial:
         """Return a column that follows from those of few values, however many values it has."""
         return {((self._pattern(x),), ()): 1.0} if x.any() else {}
+
+    def linear(self, x: Floats, inside: Bools) -> Polynomial | None:
+        """Return a pattern of which a column is a linear function in the rows `inside`, or None."""
+        rows = np.flatnonzero(inside)
+        sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
+        here = x[sample]
+        for j, one in enumerate(self._patterns):
+            p = one.values[one.codes[sample]]
+            low, high = p.argmin(), p.argmax()
+            if (p[high] == p[low]) != (here[high] == here[low]):
+                continue
+            slope = (here[high] - here[low]) / (p[high] - p[low]) if p[high] != p[low] else 0.0
+            values = here[low] + slope * (one.values - p[low])
+            close = ROUNDED * (np.abs(here).max() + abs(slope) * np.abs(p).max())
+            if (np.abs(values[one.codes[sample]] - here) <= close).all() and (
+                np.abs(values[one.codes] - x) <= close
+            )[inside].all():
+                return {((j,), ()): 1.0}
+        return None
 
     def is_indicator(self, x: Polynomial) -> bool:
         """Return whether a column is zero or one in every row."""
@@ -244,46 +345,40 @@ class Expressions:
         """Return the product of polynomials; an indicator times itself is itself."""
         out: Polynomial = ONE
         for factor in factors:
+            if out is ONE or factor is ONE:
+                out = factor if out is ONE else out
+                continue
             product: dict[Monomial, float] = defaultdict(float)
             for (p, a), one in out.items():
                 for (q, b), other in factor.items():
                     pattern = sorted((*p, *(i for i in q if i not in p or i not in self._indicators)))
-                    product[tuple(pattern), tuple(sorted((*a, *b)))] += one * other
+                    product[tuple(pattern), tuple(sorted((*a, *b))) if a and b else a or b] += one * other
             out = product
         return out
 
     def result(self) -> WeightSpaces:
         """Return the history with all patterns and atoms, and its sums."""
-        spaces, atoms = self.spaces, self._atoms
-        if self._extended or self._new_atoms:
-            atoms = np.column_stack([atoms, *self._new_atoms]).astype(np.float32, copy=False)
-            for j, values in self._extended.items():
-                atoms[:, j] = values
-        if not self._new_patterns:
-            return replace(spaces, atoms=atoms)
-        codes = [np.unique(one, return_inverse=True)[1].ravel() for one in self._new_patterns]
-        cells = spaces.cells
-        for code in codes:
-            cells = np.unique(cells * (int(code.max()) + 1) + code, return_inverse=True)[1].ravel()
-        first = np.zeros(int(cells.max(initial=-1)) + 1, dtype=np.int64)
-        first[cells[::-1]] = np.arange(len(cells))[::-1]
-        old = spaces.patterns[spaces.cells[first]]
-        patterns = np.column_stack([old, *(one[first] for one in self._new_patterns)])
-        return replace(spaces, cells=cells, patterns=patterns, atoms=atoms)
+        atoms = tuple(np.asarray(one, dtype=np.float32) for one in self._atoms)
+        return replace(self.spaces, patterns=tuple(self._patterns), atoms=atoms)
 
     def _pattern(self, x: Floats) -> int:
-        whole = np.rint(x)
-        if (np.abs(x - whole) <= ROUNDED * np.abs(whole)).all():  # after a change of units and back
-            x = whole
-        x = np.ascontiguousarray(x, dtype=np.float64) + 0.0
-        key = x.tobytes()
-        if key not in self._place:
-            place = self.spaces.patterns.shape[1] + len(self._new_patterns)
-            self._place[key] = place
-            self._new_patterns.append(x)
-            if _is_indicator(x):
+        return self._place_of(Pattern.of(x))
+
+    def _rows(self, inside: Bools) -> int:
+        return self._place_of(Pattern.of_rows(inside))
+
+    def _place_of(self, found: Pattern) -> int:
+        whole = np.rint(found.values)
+        if (found.values != whole).any() and (
+            np.abs(found.values - whole) <= ROUNDED * np.abs(whole)
+        ).all():  # after a change of units and back
+            found = Pattern.of(whole[found.codes])
+        place = self._place.setdefault(found.digest, len(self._patterns))
+        if place == len(self._patterns):
+            self._patterns.append(found)
+            if found.is_indicator:
                 self._indicators.add(place)
-        return self._place[key]
+        return place
 
     def _new(self, x: Floats, rows: Ints) -> dict[Monomial, float]:
         """Add a column as an atom; its most frequent value is a pattern if half of the rows have it."""
@@ -291,18 +386,12 @@ class Expressions:
         value, counts = np.unique(sample, return_counts=True)
         common, out = float(value[counts.argmax()]), dict[Monomial, float]()
         if counts.max() > 1 and (x == common).sum() >= EXPLAINED * len(rows):
-            out[((self._pattern((x == common) * 1.0),), ())] = common
+            out[((self._rows(x == common),), ())] = common
             x = np.where(x == common, 0.0, x)
-        place = self._atoms.shape[1] + len(self._new_atoms)
-        self._new_atoms.append(np.where(x != 0.0, x, np.nan))
-        out[((self._pattern((x != 0.0) * 1.0),), (place,))] = 1.0
+        place = len(self._atoms)
+        self._atoms.append(np.where(x != 0.0, x, np.nan))
+        out[((self._rows(x != 0.0),), (place,))] = 1.0
         return out
-
-    def _atom(self, j: int) -> Floats:
-        if j in self._extended:
-            return self._extended[j]
-        known = self._atoms.shape[1]
-        return self._atoms[:, j] if j < known else self._new_atoms[j - known]
 
     def _match(
         self, x: Floats, rows: Ints, without: frozenset[int] = frozenset()
@@ -311,12 +400,12 @@ class Expressions:
 
         The atoms `without` are known in none of the rows.
         """
-        count = self._atoms.shape[1] + len(self._new_atoms)
+        count = len(self._atoms)
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         held = np.full((len(sample), count), np.nan)
         for j in range(count):
             if j not in without:
-                held[:, j] = self._atom(j)[sample]
+                held[:, j] = self._atoms[j][sample]
         x_here = x[sample]
         for j in _maybe_multiples(x_here, held):
             if _ratios(x_here, held[:, j]) is not None:
@@ -327,7 +416,7 @@ class Expressions:
         for j in np.flatnonzero(unknown).tolist():  # atoms that are known in few of the sampled rows
             if j in without:
                 continue
-            v = self._atom(j)
+            v = self._atoms[j]
             both = rows[~np.isnan(v[rows])]
             if len(both) and _ratios(x[both], v[both]) is not None:
                 found = self._times(x, rows, (j,), without)
@@ -354,9 +443,9 @@ class Expressions:
     def _times(
         self, x: Floats, rows: Ints, atoms: tuple[int, ...], without: frozenset[int] = frozenset()
     ) -> tuple[dict[Monomial, float], Floats] | None:
-        v = np.prod([self._atom(j)[rows] for j in atoms], axis=0, dtype=np.float64)
+        v = np.prod([self._atoms[j][rows] for j in atoms], axis=0, dtype=np.float64)
         if (np.abs(v - x[rows]) <= SAME_RATIO * np.abs(v)).all():
-            return {((self._pattern((x != 0.0) * 1.0),), tuple(sorted(atoms))): 1.0}, np.zeros(self.n)
+            return {((self._rows(x != 0.0),), tuple(sorted(atoms))): 1.0}, np.zeros(self.n)
         there = ~np.isnan(v)
         ratios = _ratios(x[rows[there]], v[there])
         if ratios is None:
@@ -367,7 +456,7 @@ class Expressions:
             weight[rows[there][np.abs(quotient - ratio) <= SAME_RATIO * abs(ratio)]] = ratio
         if len(atoms) == 1 and not there.all():
             (j,) = atoms
-            more, values = rows[~there], np.array(self._atom(j), dtype=np.float64)
+            more, values = rows[~there], np.array(self._atoms[j], dtype=np.float64)
             x_more = np.zeros(self.n)
             x_more[more] = x[more]
             other = self._match(x_more, more, without | {j})
@@ -377,48 +466,43 @@ class Expressions:
                 return out, left + np.where((weight == 0.0) & (x_more == 0.0), x, 0.0)
             values[more] = x[more] / ratios[0]
             weight[more] = ratios[0]
-            self._extend(j, values)
+            self._atoms[j] = values if j >= len(self.spaces.atoms) else values.astype(np.float32)
         rest = np.where(weight == 0.0, x, 0.0)
         return {((self._pattern(weight),), tuple(sorted(atoms))): 1.0}, rest
 
     def _affine(
         self, x: Floats, rows: Ints, j: int, start: float, slope: float
     ) -> tuple[dict[Monomial, float], Floats] | None:
-        v = self._atom(j).astype(np.float64)
+        v = self._atoms[j].astype(np.float64)
         size = np.abs(slope * v) + abs(start) + np.abs(x)
         with np.errstate(invalid="ignore"):
             same = np.abs(x - start - slope * v) <= SAME_RATIO * size  # where both are zero, too
-        here = same.astype(np.float64)
-        if here[rows].sum() < EXPLAINED * (~np.isnan(v[rows])).sum():
+        if same[rows].sum() < EXPLAINED * (~np.isnan(v[rows])).sum():
             return None
-        pattern = self._pattern(here)
-        return {((pattern,), ()): start, ((pattern,), (j,)): slope}, np.where(here == 0.0, x, 0.0)
-
-    def _extend(self, j: int, values: Floats) -> None:
-        known = self._atoms.shape[1]
-        if j < known:
-            self._extended[j] = values.astype(np.float32)
-        else:
-            self._new_atoms[j - known] = values
+        pattern = self._rows(same)
+        return {((pattern,), ()): start, ((pattern,), (j,)): slope}, np.where(same, 0.0, x)
 
 
-def has_few_values(x: Floats) -> bool:
-    """Return whether a column has few values; the first rows rule out most.
+def pattern_of_few_values(x: Floats) -> Pattern | None:
+    """Return the pattern of a column of few values; None for another one. The first rows rule out most.
 
     A number that is zero in all but few rows has few values, too. It is a column of many values there, unless
     its values are repeated or are small whole numbers.
     """
     if len(np.unique(x[: 4 * FEW_VALUES])) > FEW_VALUES:
-        return False
-    values = np.unique(x[x != 0.0])
-    if len(np.unique(x)) > FEW_VALUES:
-        return False
+        return None
+    found = Pattern.of(x)
+    values = found.values[found.values != 0.0]
+    if len(found.values) > FEW_VALUES:
+        return None
     small = bool((np.abs(values) <= LARGEST_CODE).all() and (values == np.rint(values)).all())
-    return len(values) < 2 or small or bool((x != 0.0).sum() >= 2 * len(values))
+    is_few = len(values) < 2 or small or np.count_nonzero(x) >= 2 * len(values)
+    return found if is_few else None
 
 
-def _is_indicator(x: Floats) -> bool:
-    return bool(((x == 0.0) | (x == 1.0)).all())
+def has_few_values(x: Floats) -> bool:
+    """Return whether a column has few values."""
+    return pattern_of_few_values(x) is not None
 
 
 def _maybe_multiples(x: Floats, V: Floats) -> list[int]:
@@ -495,21 +579,54 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
 
 
 def find_isolated(
-    spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None, tolerated: Collection[int] = ()
+    spaces: WeightSpaces,
+    first: int,
+    few: int,
+    persons: Ints | None = None,
+    tolerated: Collection[int] = (),
+    cleared: Collection[Quantity] = (),
 ) -> list[int]:
     """Return which sums from `first` on reveal, with earlier ones, something about at most `few` persons.
 
-    Combinations of earlier sums do not count, and combinations of the `tolerated` sums do not.
+    Combinations of earlier sums do not count, and combinations of the `tolerated` sums do not. Sums of
+    `cleared` quantities reveal nothing; see :func:`find_cleared`.
     """
-    judged: set[object] = set()
-    for members in _components(spaces.sums, first):
-        key = _shape(spaces.sums, members, first)
-        if key in judged:
+    for members in _components_to_judge(spaces.sums, first):
+        if next(iter(spaces.sums[members[0]]))[1] in cleared:
             continue
-        judged.add(key)
-        if found := _isolated_in(spaces, members, first, few, persons, tolerated):
+        weights = ComponentWeights.of(spaces, members, few, persons)
+        if weights is None or weights.have_small_shares():
+            continue
+        if found := _isolated_in(weights, first, tolerated):
             return found
     return []
+
+
+def find_cleared(spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None) -> set[Quantity]:
+    """Return quantities of sums of which no combination belongs to at most `few` persons, whoever knows it.
+
+    Quantities without a sum from `first` on are left out.
+    """
+    cleared: set[Quantity] = set()
+    judged: dict[object, bool] = {}
+    for members in _components(spaces.sums, first):
+        key = _shape(spaces.sums, members, first)
+        if key not in judged:
+            weights = ComponentWeights.of(spaces, members, few, persons)
+            judged[key] = weights is None or weights.have_small_shares()
+        if judged[key]:
+            cleared.update(a for k in members for _, a in spaces.sums[k])
+    return cleared
+
+
+def _components_to_judge(sums: Sequence[Polynomial], first: int) -> Iterator[list[int]]:
+    """Yield the places of sums that share quantities, one component for several of the same shape."""
+    judged: set[object] = set()
+    for members in _components(sums, first):
+        key = _shape(sums, members, first)
+        if key not in judged:
+            judged.add(key)
+            yield members
 
 
 def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
@@ -548,41 +665,107 @@ def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object
     return frozenset(parts)
 
 
-def _isolated_in(
-    spaces: WeightSpaces,
-    members: list[int],
-    first: int,
-    few: int,
-    persons: Ints | None,
-    tolerated: Collection[int],
-) -> list[int]:
-    used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
-    columns = [np.ascontiguousarray(spaces.patterns[:, i]) for i in used]
-    first_with, inverse = np.unique(_row_hash(columns, len(spaces.patterns)), True, True)[1:]
-    values = spaces.patterns[first_with][:, used]
-    cell = inverse.ravel()[spaces.cells]
-    entry, size, unit, persons_of = _entries(cell, len(values), persons)
-    there: Bools = np.asarray(values.any(axis=1))
-    small = (persons_of[unit] <= few) & there[entry]
-    if not small.any():
-        return []
-    held = {i: column[first_with] for i, column in zip(used, columns, strict=True)}
-    quantities = {a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))}
-    E, Q = len(entry), len(quantities)
-    sums = np.zeros((Q, len(values), len(members)))
-    for column, k in enumerate(members):
-        for (p, a), value in spaces.sums[k].items():
-            sums[quantities[a], :, column] += value * math.prod(held[i] for i in p)
-    M: Floats = sums[:, entry] * np.sqrt(size)[:, None]
-    if () in quantities and len(unit) != len(persons_of):
-        # A count says nothing of a person of whom all versions of a record count alike.
-        first_of, totals = np.unique(unit, return_index=True)[1], np.zeros((len(persons_of), len(members)))
-        np.add.at(totals, unit, sums[quantities[()], entry] * size[:, None])
-        M[quantities[()]] = 0.0
-        M[quantities[()], first_of] = totals[unit[first_of]] / np.sqrt(size[first_of])[:, None]
-    if _have_small_shares(M, unit, small, few):
-        return []
-    M = M.reshape(Q * E, -1)
+@dataclass(frozen=True, slots=True, eq=False)
+class ComponentWeights:
+    """The weights of the sums that share quantities, by cells of rows.
+
+    Parameters
+    ----------
+    members : list of int
+        Places of the d sums.
+    M : (d, Q, E) array
+        Weights for each of the Q quantities in each of the E entries, which are cells, or parts of them that
+        belong to persons with several versions; times the root of the number of rows.
+    unit : (E,) array of int
+        Units that are singled out together: the entries of one person, or one entry.
+    persons : array
+        Number of persons of every unit.
+    small : (E,) array of bool
+        Entries of units of at most `few` persons.
+    few : int
+    by_person : bool
+        Whether persons have several entries.
+    """
+
+    members: list[int]
+    M: Floats
+    unit: Ints
+    persons: Floats
+    small: Bools
+    few: int
+    by_person: bool
+
+    @classmethod
+    def of(
+        cls, spaces: WeightSpaces, members: list[int], few: int, persons: Ints | None
+    ) -> ComponentWeights | None:
+        """Return the weights; None if no cell has few persons, so that nobody can be singled out."""
+        used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
+        first_with, cell = _cells([spaces.patterns[i] for i in used], spaces.n_rows)
+        held = {i: spaces.patterns[i].values[spaces.patterns[i].codes[first_with]] for i in used}
+        there = np.zeros(len(first_with), dtype=np.bool_)
+        for values in held.values():
+            there |= values != 0.0
+        entry, size, unit, persons_of = _entries(cell, len(first_with), persons)
+        small = ((persons_of <= few) & (np.bincount(unit, there[entry], len(persons_of)) > 0.0))[unit]
+        if not small.any():
+            return None
+        quantities = {
+            a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))
+        }
+        by_person = len(unit) != len(persons_of)
+        M = np.zeros((len(members), len(quantities), len(entry)))
+        root = np.sqrt(size)
+        products: dict[tuple[int, ...], Floats] = {}
+        for place, k in enumerate(members):
+            for (p, a), value in spaces.sums[k].items():
+                if p not in products:
+                    product = math.prod((held[i] for i in p), start=np.ones(len(there)))
+                    products[p] = (product if len(entry) == len(there) else product[entry]) * root
+                M[place, quantities[a]] += value * products[p]
+        if () in quantities and by_person:
+            # A count says nothing of a person of whom all versions of a record count alike.
+            first_of, counted = np.unique(unit, return_index=True)[1], M[:, quantities[()]]
+            totals = np.zeros((len(members), len(persons_of)))
+            for total, one in zip(totals, counted, strict=True):
+                np.add.at(total, unit, one * root)
+            M[:, quantities[()]] = 0.0
+            M[:, quantities[()], first_of] = totals[:, unit[first_of]] / root[first_of]
+        return cls(members, M, unit, persons_of, small, few, by_person)
+
+    def have_small_shares(self) -> bool:
+        """Return whether no unit of few persons has a large share of a combination of the sums.
+
+        Cross-products decide it, unless columns nearly depend on each other. Where there are many cells, they
+        are divided into one sample more than a group has entries. One of the samples has no entry of the
+        group; if every combination has a share in each sample, none belongs to the group.
+        """
+        d, Q, E = self.M.shape
+        M = self.M.reshape(d, -1)
+        length = np.sqrt(np.einsum("de,de->d", M, M))
+        there = length > 0.0
+        M, length = (M, length) if there.all() else (M[there], length[there])
+        values, vectors = np.linalg.eigh(M @ M.T / np.outer(length, length))
+        kept = values > NEW_DIRECTION**1.5
+        if (values[~kept] > DEPENDENT).any():
+            return False
+        basis = (vectors[:, kept] / np.sqrt(values[kept]) / length[:, None]).T
+        samples = self.few + 1
+        step = max(E // max(SAMPLE_CELLS, 4 * len(M)), samples)
+        if not self.by_person and step >= 2 * samples:
+            parts = (basis @ M.reshape(-1, Q, E)[:, :, k::step].reshape(len(M), -1) for k in range(samples))
+            if all(np.linalg.eigvalsh(part @ part.T)[0] > 2.0 * ISOLATED for part in parts):
+                return True
+        small = M if self.small.all() else M.reshape(-1, Q, E)[:, :, self.small].reshape(len(M), -1)
+        U = basis @ small
+        unit = self.unit[self.small]
+        share = np.bincount(np.tile(unit, Q), np.einsum("re,re->e", U, U))
+        return bool(share[unit].max() < MOST_SHARE / self.few)
+
+
+def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[int]) -> list[int]:
+    members, (d, Q, E) = weights.members, weights.M.shape
+    M = weights.M.reshape(d, -1).T
     known = np.array([k < first for k in members])
     U, new = _basis(M, known)
     if new == U.shape[1]:
@@ -592,13 +775,34 @@ def _isolated_in(
         chosen = M[:, [k in tolerated for k in members]]
         basis, _ = _basis(chosen, np.zeros(chosen.shape[1], dtype=np.bool_))
         allowed.append(basis.reshape(Q, E, basis.shape[1]))
-    direction = _isolating(U.reshape(Q, E, U.shape[1]), allowed, unit, persons_of, small, few)
+    unit, persons = weights.unit, weights.persons
+    direction = _isolating(U.reshape(Q, E, U.shape[1]), allowed, unit, persons, weights.small, weights.few)
     if direction is None:
         return []
     coefficients = np.linalg.lstsq(M, U @ direction, rcond=None)[0]
     weight = np.abs(coefficients) * np.linalg.norm(M, axis=0)
     involved = [k for k, one in zip(members, weight, strict=True) if k >= first and one > 0.1 * weight.max()]
     return involved or [k for k in members if k >= first]
+
+
+def _cells(patterns: Sequence[Pattern], n_rows: int) -> tuple[Ints, Ints]:
+    """Return a row of each cell of rows with equal values, (C,), and the cell of each row, (n_rows,)."""
+    code, span = np.zeros(n_rows, dtype=np.int64), 1
+    for one in patterns:
+        if span * len(one.values) > LARGEST_SPAN:
+            code = np.unique(code, return_inverse=True)[1].ravel()
+            span = n_rows
+        code = code * len(one.values) + one.codes
+        span *= len(one.values)
+    if span > 4 * n_rows:
+        _, first, cell = np.unique(code, return_index=True, return_inverse=True)
+        return first, cell.ravel()
+    first = np.full(span, -1, dtype=np.int64)
+    first[code[::-1]] = np.arange(n_rows)[::-1]
+    there = np.flatnonzero(first >= 0)
+    place = np.empty(span, dtype=np.int64)
+    place[there] = np.arange(len(there))
+    return first[there], place[code]
 
 
 def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floats, Ints, Floats]:
@@ -616,36 +820,6 @@ def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floa
     own = np.zeros(int(unit.max(initial=-1)) + 1)
     np.maximum.at(own, unit.ravel(), np.where(person > 0, 1.0, size))
     return entry, size.astype(np.float64), unit.ravel(), own
-
-
-def _row_hash(columns: Sequence[Floats], n: int) -> Array:
-    """Return numbers that agree where all columns (n,) do, and differ elsewhere but by a chance of 2^-64."""
-    out = np.zeros(n, dtype=np.uint64)
-    for column in columns:
-        out += (column + 0.0).view(np.uint64)
-        for shift, factor in MIXING:
-            out ^= out >> np.uint64(shift)
-            out *= np.uint64(factor)
-        out ^= out >> np.uint64(31)
-    return out
-
-
-def _have_small_shares(M: Floats, unit: Ints, small: Bools, few: int) -> bool:
-    """Return whether no unit of few persons has a large share of a combination of columns, (Q, E, d).
-
-    Cross-products decide it, unless columns nearly depend on each other.
-    """
-    M = M.reshape(-1, M.shape[2])
-    length = np.linalg.norm(M, axis=0)
-    M = M[:, length > 0.0]
-    size = length[length > 0.0]
-    values, vectors = np.linalg.eigh(M.T @ M / np.outer(size, size))
-    there = values > NEW_DIRECTION**1.5
-    if (values[~there] > DEPENDENT).any():
-        return False
-    U = M @ (vectors[:, there] / np.sqrt(values[there]) / size[:, None])
-    share = np.bincount(np.tile(unit, len(M) // len(unit)), np.einsum("er,er->e", U, U))
-    return bool(share[unit[small]].max() < MOST_SHARE / few)
 
 
 def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:

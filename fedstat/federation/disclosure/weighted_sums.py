@@ -228,13 +228,36 @@ def _check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
     ):
         return
     released = data.memory.released
-    n_rows = data.table.n_rows if released is None else len(released.cells)
-    made = Expressions(WeightSpaces.none(n_rows))
+    n_rows = data.table.n_rows if released is None else released.spaces.n_rows
+    if released is not None and _are_cleared(released.spaces, fact, data.policy.min_level_count - 1):
+        return
+    made = Expressions(WeightSpaces(n_rows))
     few = [made.pattern(_in_table(made, fact, x)) for x in columns_of(fact) if has_few_values(x)]
     if len(few) < 2 or len(few) ** 2 > 2 * MOST_PRODUCTS:
         return
     sums = [(made.product(one, other), NAME) for one, other in combinations_with_replacement(few, 2)]
-    require_rows(data, made.result().with_sums(one for one, _ in sums), 0, sums, REMEDY)
+    persons = None if released is None else released.persons
+    require_rows(data, made.result().with_sums(one for one, _ in sums), 0, sums, REMEDY, persons)
+
+
+def _are_cleared(spaces: WeightSpaces, fact: ScoreAndInformation, few: int) -> bool:
+    """Return whether products of columns of few values were cleared as counts, when the rows were opened."""
+    if spaces.cleared[0] < few:
+        return False
+    made, found = Expressions(spaces), list[Polynomial]()
+    inside = np.zeros(made.n, dtype=np.bool_)
+    inside[fact.among] = True
+    for x in columns_of(fact):
+        if len(np.unique(x[: 4 * FEW_VALUES])) > FEW_VALUES:
+            continue
+        one = made.linear(_in_table(made, fact, x), inside)
+        if one is not None:
+            found.append(one)
+        elif has_few_values(x):
+            return False
+    rows = made.rows(inside)
+    pairs = combinations_with_replacement(found, 2)
+    return spaces.are_cleared((made.product(one, other, rows) for one, other in pairs), few)
 
 
 def _in_table(made: Expressions, fact: ScoreAndInformation, values: Floats) -> Floats:

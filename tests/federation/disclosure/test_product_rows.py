@@ -259,7 +259,8 @@ def test_no_more_columns_of_many_values_are_kept_where_there_are_too_many(monkey
     site = site_of(**COUNTED)
     assert rule_against(site, released(X, ones(ROWS[:30]))) == ""
     assert rule_against(site, released(np.cos(ROWS), ones(ROWS[:30]))) == ""
-    assert site.data.memory.released.spaces.atoms.shape == (N_ROWS, 1)
+    assert site.data.memory.released.spaces.atoms[0].shape == (N_ROWS,)
+    assert len(site.data.memory.released.spaces.atoms) == 1
     for column in (X, np.cos(ROWS)):
         assert refusal_of(site, released(column, ones(ROWS[:28]))).rule == RULE
 
@@ -286,7 +287,8 @@ def test_a_refused_request_is_not_remembered_and_a_repeated_one_adds_nothing():
     assert rule_against(site, released(X, ones(ROWS[:30]))) == ""
     assert site.data.memory.released is known
     assert rule_against(site, released(3.0 - X, 2.0 * ones(ROWS[:30]))) == ""
-    assert site.data.memory.released.spaces.atoms.shape == (N_ROWS, 1)
+    assert site.data.memory.released.spaces.atoms[0].shape == (N_ROWS,)
+    assert len(site.data.memory.released.spaces.atoms) == 1
 
 
 def test_a_restart_between_two_requests_loses_no_column():
@@ -310,12 +312,13 @@ def test_the_history_survives_a_file_and_rows_that_come_and_go():
     places = np.concatenate([ROWS[::-1][4:], [-1, -1, -1, -1]])  # four rows are gone, and four are new
     carried, gone = held.carried(places)
     np.testing.assert_array_equal(gone, ROWS[-4:])
-    patterns, before = carried.spaces.patterns[carried.spaces.cells], held.spaces.patterns[held.spaces.cells]
-    for now, then, new in ((patterns, before, 0.0), (carried.spaces.atoms, held.spaces.atoms, np.nan)):
+    patterns, before = ([one.column for one in kept.spaces.patterns] for kept in (carried, held))
+    atoms = [(*pair, np.nan) for pair in zip(carried.spaces.atoms, held.spaces.atoms, strict=True)]
+    for now, then, new in [*((*pair, 0.0) for pair in zip(patterns, before, strict=True)), *atoms]:
         np.testing.assert_array_equal(now[:60], then[::-1][4:])
         np.testing.assert_array_equal(now[60:64], new)
         np.testing.assert_array_equal(now[64:], then[-4:])
     arrays = held.to_arrays()
-    for name in ("weight atoms", "weight cells"):
+    for name in ("weight atoms", "weight codes"):
         with pytest.raises(ValueError, match="not complete"):
             ReleasedGroups.from_arrays(arrays | {name: arrays[name][1:]})

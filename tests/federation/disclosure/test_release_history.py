@@ -8,12 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedstat.federation.disclosure import weight_spaces
 from fedstat.federation.disclosure.release_history import (
     ReleasedGroups,
     ReleaseHistory,
+    convert_history,
     independent_groups,
     row_echelon,
 )
+from fedstat.federation.disclosure.weight_spaces import Pattern, WeightSpaces, find_cleared, find_isolated
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.table import FrameTable
 
@@ -245,3 +248,78 @@ def test_rows_of_a_table_without_an_alignment_are_not_marked_before_they_are_sto
     history = ReleaseHistory(released(np.r_[[0] * 6, [1] * 4]))
     history.follow(table, SECRET)
     assert history.marks is None
+
+
+# ---- patterns, and sums that are cleared at once -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [1.0, 2.0, 3.0, -4.0, 0.0, 50.0],
+        [51.0, 0.0, 51.0],
+        [0.5, -0.0, 0.0],
+        [-0.0, 1.0],
+        [0.0, 0.0],
+        [1e9, -3.0],
+    ],
+)
+def test_a_pattern_is_its_column_and_equal_columns_have_one_digest(x):
+    column = np.array(x)
+    found = Pattern.of(column)
+    np.testing.assert_array_equal(found.column, column)
+    assert (np.diff(found.values) > 0.0).all()
+    assert Pattern.of(column + 0.0).digest == found.digest != Pattern.of(column + 1.0).digest
+    inside = column != 0.0
+    assert Pattern.of_rows(inside).digest == Pattern.of(inside * 1.0).digest
+
+
+def random_counts(seed, n):
+    """Counts by products of indicators, and by one that equals another in all but one to four rows."""
+    rng = np.random.default_rng(seed)
+    one = (rng.random((n, 4)) < rng.uniform(0.3, 0.7, 4)) * 1.0
+    near = one[:, 0].copy()
+    near[rng.choice(np.flatnonzero(near), rng.integers(1, 5), replace=False)] = 0.0
+    return np.column_stack(
+        [np.ones(n), one, near, one[:, :1] * one[:, 1:2], rng.integers(0, 9, (n, 2)) * 1.0]
+    )
+
+
+def single_out_up_to_two(weights):
+    """Search all groups of up to two rows for one that has all of a combination of columns."""
+    U, s, _ = np.linalg.svd(weights, full_matrices=False)
+    U = U[:, s > 1e-9 * s[0]]
+    H = U @ U.T
+    own = np.diag(H)
+    pairs = (own[:, None] + own) / 2.0 + np.sqrt((own[:, None] - own) ** 2 / 4.0 + H**2)
+    return bool(max(own.max(), (pairs - 9.0 * np.eye(len(H))).max()) > 1.0 - 1e-7)
+
+
+@pytest.mark.parametrize(("n", "sample"), [(120, 1024), (240, 1), (400, 8)])
+def test_counts_that_are_cleared_at_once_single_out_nobody(n, sample, monkeypatch):
+    """With smaller samples, cells are divided into samples."""
+    monkeypatch.setattr(weight_spaces, "SAMPLE_CELLS", sample)
+    outcomes = set()
+    for seed in range(80):
+        weights = random_counts(seed, n)
+        spaces, isolated = WeightSpaces.of_weights(weights), single_out_up_to_two(weights)
+        cleared = () in find_cleared(spaces, 0, 2)
+        assert not (cleared and isolated)
+        outcomes.add((cleared, isolated))
+        assert bool(find_isolated(spaces, 0, 2)) is isolated
+    assert outcomes >= {(True, False), (False, True)}
+
+
+def test_a_history_of_the_second_format_keeps_its_sums():
+    weights = random_counts(3, 40)
+    spaces = WeightSpaces.of_weights(weights)
+    cells, place = np.unique(weights, axis=0, return_inverse=True)
+    now = spaces.to_arrays()
+    earlier = {"weight cells": place.ravel(), "weight patterns": cells, "weight atoms": now["weight atoms"]}
+    earlier["weight sums"] = now["weight sums"]
+    table = FrameTable(pd.DataFrame({"x": np.zeros(len(weights))}))
+    stamp = {"format": np.frombuffer(b'{"format": 2, "written_by": "1"}', dtype=np.uint8)}
+    arrays, is_converted = convert_history(earlier | stamp, table)
+    found = WeightSpaces.from_arrays(arrays, len(weights))
+    assert is_converted and [one.digest for one in found.patterns] == [one.digest for one in spaces.patterns]
+    assert found.sums == spaces.sums
