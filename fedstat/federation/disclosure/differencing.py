@@ -609,7 +609,7 @@ def summed_products(made: Expressions, fact: SummedProducts, X: Floats, code: In
     """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
     assert fact.rows is not None
     summed = np.array(fact.summed or [True] * len(fact.names), dtype=bool)
-    X = X[:, summed]
+    X = X if summed.all() else X[:, summed]
     rows, ones = fact.rows, np.ones(len(X))
     every = len(rows) == made.n and bool((np.diff(rows) == 1).all())
 

@@ -124,6 +124,14 @@ def columns_of(fact: ScoreAndInformation, levels: bool = False) -> Iterator[Floa
             yield np.concatenate([block[:, j] for block in blocks])
 
 
+def columns_of_few_values(fact: ScoreAndInformation) -> Iterator[Floats]:
+    """Yield the columns of a design that may have few values, as far as the first rows show."""
+    blocks = [part.columns for part in fact.parts()]
+    for j in range(blocks[0].shape[1]):
+        if len(np.unique(blocks[0][: 4 * FEW_VALUES, j])) <= FEW_VALUES:
+            yield np.concatenate([block[:, j] for block in blocks])
+
+
 def terms_at(fact: ScoreAndInformation) -> Iterator[RowTerms]:
     """Yield the terms of the sums at the point, over all rows."""
     for parts in zip(*(part.terms(fact.point) for part in fact.parts()), strict=True):
@@ -232,7 +240,7 @@ def _check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
     if released is not None and _are_cleared(released.spaces, fact, data.policy.min_level_count - 1):
         return
     made = Expressions(WeightSpaces(n_rows))
-    few = [made.pattern(_in_table(made, fact, x)) for x in columns_of(fact) if has_few_values(x)]
+    few = [made.pattern(_in_table(made, fact, x)) for x in columns_of_few_values(fact) if has_few_values(x)]
     if len(few) < 2 or len(few) ** 2 > 2 * MOST_PRODUCTS:
         return
     sums = [(made.product(one, other), NAME) for one, other in combinations_with_replacement(few, 2)]
@@ -247,9 +255,7 @@ def _are_cleared(spaces: WeightSpaces, fact: ScoreAndInformation, few: int) -> b
     made, found = Expressions(spaces), list[Polynomial]()
     inside = np.zeros(made.n, dtype=np.bool_)
     inside[fact.among] = True
-    for x in columns_of(fact):
-        if len(np.unique(x[: 4 * FEW_VALUES])) > FEW_VALUES:
-            continue
+    for x in columns_of_few_values(fact):
         one = made.linear(_in_table(made, fact, x), inside)
         if one is not None:
             found.append(one)
