@@ -47,6 +47,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "check_knots": "Sum products for twice as many knots, and test by them whether knots are too few.",
         "complete": "Columns that rows must have, although they are not in the model.",
         "missing": "What happens to rows or entities that lack values.",
+        "subset": "Comparisons that hold for the rows that are used.",
         "between": "Whether columns of two sites may be correlated.",
         "coordinator": 'The site of the coordinator, or `"apart"`.',
         "penalty": "Kind of penalty.",

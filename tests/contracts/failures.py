@@ -340,6 +340,7 @@ FAILURES = [
         then=lambda fit: fit.conf_int_variances(method="jackknife"),
     ),
     Failure("FederatedOLS", "lacks ~ x", clean, {"missing": "raise"}),
+    Failure("FederatedOLS", "y ~ x", clean, {"missing": "raise", "subset": "w >= 1"}),
     Failure("FederatedGLM", "e ~ x", clean, {"family": BINOMIAL, "exposure": "m"}),
     Failure("FederatedOLS", "y ~ x", clean, {"labels": "g"}),
     Failure("FederatedGLM", "some + w ~ x", clean, {"family": BINOMIAL}),

@@ -551,7 +551,9 @@ NO_PREDICT = no("has no predictions of new rows", "predicted")
 NO_LOOP = no("has no iteration with a limit", "cut off")
 NO_WEIGHTS = no("has no frequency weights", "weights")
 NO_CLUSTERS = no("has no errors by clusters", "few clusters")
-NOT_ROWS = no("its sites hold columns of the same entities: each column is at one site", "number of sites")
+NOT_ROWS = no(
+    "its sites hold columns of the same entities: each column is at one site", "number of sites", "subset"
+)
 OWN_CLUSTERS = no("clusters are part of the model: its tests compare small-sample errors", "few clusters")
 NOTHING_MADE = no("no member returns another result with estimates", "inherited")
 GROUP = no("its covariate is a group, which has no unit", "scaled", "infinite values", "texts of numbers")
@@ -594,6 +596,7 @@ ESTIMATES = {
         "strict",
         "polars",
         "model",
+        "subset",
     ),
     **NO_PREDICT,
     **NO_LOOP,
@@ -747,6 +750,7 @@ FAMILIES = {
                 **NO_WEIGHTS,
                 **NO_CLUSTERS,
                 **NO_LOOP,
+                **no("select the rows where the partition is made", "subset"),
                 **no(
                     "effects of learners without coefficients",
                     "columns of broom",
@@ -760,7 +764,7 @@ FAMILIES = {
             "table_one",
             "rows",
             "table one",
-            lambda p, x: fs.table_one(p, [x, "z"], by="g"),
+            lambda p, x, **more: fs.table_one(p, [x, "z"], by="g", **more),
             "x",
             gaps={**FUNCTION, **CELLS},
         ),
@@ -768,7 +772,7 @@ FAMILIES = {
             "crosstab",
             "rows",
             "crosstab",
-            lambda p, x: fs.crosstab(p, x, "kind"),
+            lambda p, x, **more: fs.crosstab(p, x, "kind", **more),
             "g",
             gaps={**FUNCTION, **GROUP},
         ),
@@ -776,7 +780,7 @@ FAMILIES = {
             "quantiles",
             "rows",
             "quantiles",
-            lambda p, x: fs.quantiles(p, x, bounds={x: (-4.0, 4.0)}),
+            lambda p, x, **more: fs.quantiles(p, x, bounds={x: (-4.0, 4.0)}, **more),
             "x",
             gaps=FUNCTION,
         ),
@@ -784,11 +788,13 @@ FAMILIES = {
             "histogram",
             "rows",
             "histogram",
-            lambda p, x: fs.histogram(p, x, bins=5, bounds={x: (-4.0, 4.0)}),
+            lambda p, x, **more: fs.histogram(p, x, bins=5, bounds={x: (-4.0, 4.0)}, **more),
             "x",
             gaps=FUNCTION,
         ),
-        function("corr", "rows", "corr", lambda p, x: fs.corr(p, [x, "z"]), "x", gaps=FUNCTION),
+        function(
+            "corr", "rows", "corr", lambda p, x, **more: fs.corr(p, [x, "z"], **more), "x", gaps=FUNCTION
+        ),
         model(
             "VFEMRegression",
             "columns",

@@ -217,6 +217,19 @@ def test_few_clusters(family):
     assert (fit.use_t and fit.df.max() < 12) or warned
 
 
+@over_families("subset")
+def test_a_subset_is_an_analysis_of_its_rows(family):
+    assert "subset" in settings_of(family)
+    table, small = family.table(), family.arguments
+    inside = table[(table["z"] >= 0.0) & (table["visit"] != 3)]
+    here = family.make(family.partition(inside, policy=ALLOW), family.x)
+    found = family.make(family.partition(table, policy=ALLOW), family.x, subset="z >= 0 & visit != 3")
+    if small is not None:
+        here, found = here.fit(**small), found.fit(**small)
+        assert "z >= 0 & visit != 3" in found.summary().as_text() and found.nobs == len(inside) < len(table)
+    assert_allclose(estimates(found), estimates(here), rtol=1e-10, atol=1e-12)
+
+
 @over_families("weights")
 def test_a_frequency_weight_is_a_number_of_rows(family):
     table = family.table()

@@ -21,7 +21,12 @@ from formulaic.transforms.contrasts import TreatmentContrasts
 
 from fedstat import codec
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.formula.expression import MOST_PARSED, parse_expression, parse_numeric
+from fedstat.federation.design.formula.expression import (
+    MOST_PARSED,
+    parse_expression,
+    parse_numeric,
+    parse_subset,
+)
 from fedstat.federation.design.formula.syntax_tree import (
     SPLINES,
     TREATMENT,
@@ -527,6 +532,25 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site:
     return response
 
 
+def rows_within(frame: pd.DataFrame, subset: Sequence[str], site: str) -> Bools:
+    """Return which complete rows satisfy all comparisons of a subset, (n_rows,).
+
+    A DesignError names a column of categories that is compared with a number, and the reverse.
+    """
+    within = np.ones(len(frame), dtype=bool)
+    for expression in (one for text in subset for one in parse_subset(text)):
+        series = pick_columns(frame, expression.columns, site)
+        match expression.tree:
+            case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
+                equal = _equals(series[name], level, site, name, "the subset")
+                within &= equal if symbol == "==" else ~equal
+            case tree:
+                numbers = {name: _numbers(one, site, name, "a subset") for name, one in series.items()}
+                where = _where("subset", expression, site)
+                within &= np.asarray(evaluate(tree, numbers, {}, where), dtype=np.float64) != 0.0
+    return within
+
+
 def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[str], site: str) -> Floats:
     """Compute the sum of a formula's offsets from what stands inside each, for instance ``("log(days)",)``.
 
@@ -569,7 +593,7 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
     match event:
         case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
             # Before anything is turned into numbers: the column holds texts.
-            equal = _equals(series[name], level, site, name)
+            equal = _equals(series[name], level, site, name, "the response")
             return equal if symbol == "==" else ~equal
         case Category(column=name, levels=levels):
             return _codes(series[name], levels, where)
@@ -658,10 +682,10 @@ def build_times(frame: pd.DataFrame, text: str, columns: Sequence[str], site: st
     return times
 
 
-def _equals(series: pd.Series, level: str, site: str, name: str) -> Bools:
+def _equals(series: pd.Series, level: str, site: str, name: str, what: str) -> Bools:
     if column_kind(series, site, name) == "number":
         raise DesignError(
-            f"{at_column(site, name)} holds numbers and the response compares it with the text {level!r}; "
+            f"{at_column(site, name)} holds numbers and {what} compares it with the text {level!r}; "
             "compare it with a number."
         )
     return np.asarray(series.to_numpy(dtype=object) == level, dtype=bool)

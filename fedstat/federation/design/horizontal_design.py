@@ -151,10 +151,11 @@ def agree_coding(
     gaps = f" {GAPS}" if question.read_curves else ""
     for row in counted:
         if not row.n:
+            within = f" in the subset {question.subset_text!r}" if question.subset else ""
             error = DesignError(
-                f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
-                f"{row.n_rows:,} rows): one of these columns may hold no value there. Use fewer of them, or "
-                f"leave the site out.{gaps}"
+                f"site {row.site!r} has no row{within} with all of "
+                f"{', '.join(map(repr, question.needed))} (of {row.n_rows:,} rows): one of these columns may "
+                f"hold no value there. Use fewer of them, or leave the site out.{gaps}"
             )
             error.empty_site = row.site
             raise error

@@ -33,6 +33,7 @@ from fedstat.federation.design.site_rows import (
     design_matrix,
     find_complete_rows,
     rows_key,
+    subset_counts,
 )
 from fedstat.federation.design.transform_states import (
     ColumnExtremes,
@@ -85,6 +86,7 @@ class RowCounts:
     names: tuple[str, ...] = ()
     term_names: tuple[str, ...] = ()
     n: int = 0
+    outside: int = 0
     _used: list[Bools] = field(default_factory=list)
     _events: list[Bools] = field(default_factory=list)
     _moments: Floats | None = None
@@ -101,6 +103,7 @@ class RowCounts:
         self._used.append(rows.complete)
         self._events.append(rows.complete.copy())
         self.n += len(rows.frame)
+        self.outside += rows.outside
 
     def add_coded(self, rows: CompleteRows, coded: CodedColumns) -> None:
         """Add the coded rows of the latest chunk."""
@@ -150,6 +153,7 @@ class RowCounts:
         if self._moments is None or self._ones is None:
             raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
         state.report(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
+        state.report(*subset_counts(question, self.n, self.outside))
         # Squares overflow above 1e154; the fit would fail later, and in words that name no column.
         large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
         if large.any():
@@ -526,10 +530,13 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     if question.categories:
         listed |= {question.response_columns[0]: question.categories}
     key = rows_key(data, question)
-    found, n, n_rows, used = keep_result(data.table, (text, key), partial(_survey, data, question, terms))
+    found, n, n_rows, used, outside = keep_result(
+        data.table, (text, key), partial(_survey, data, question, terms)
+    )
     survey = replace(found, declared=dict(found.declared), listed=listed)
     state.count_entities(n)
     behind = RowsUsed(used)
+    state.report(*subset_counts(question, n, outside))
     if n:  # too few rows are called so, and no difference
         state.report(RowCount(n))
     for name, total in survey.counts.items():
@@ -546,17 +553,22 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
 
 def _survey(
     data: SiteData, question: RowsRequest, terms: Sequence[Term]
-) -> tuple[ColumnSurvey, int, int, Bools]:
-    """Survey the columns, count complete rows and rows with a weight, and mark the complete ones."""
+) -> tuple[ColumnSurvey, int, int, Bools, int]:
+    """Survey the columns, count complete rows and rows with a weight, mark the complete ones.
+
+    The last number is that of complete rows outside of the subset.
+    """
     categories = question.response_columns if question.has_categories else ()
     survey, n, n_rows = ColumnSurvey(data.name, categories=categories), 0, data.table.n_rows
-    used = [np.zeros(0, dtype=bool)]
+    used, outside = [np.zeros(0, dtype=bool)], 0
     for rows in find_complete_rows(data, question):
-        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
+        # Rows of weight zero within a subset are not counted: two subsets could differ by few of them.
+        n, n_rows = n + len(rows.frame), n_rows - (0 if question.subset else rows.weightless)
+        outside += rows.outside
         used.append(rows.complete)
         if len(rows.frame):
             survey.add(rows.frame, question.columns, terms)
-    return survey, n, n_rows, np.concatenate(used)
+    return survey, n, n_rows, np.concatenate(used), outside
 
 
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:

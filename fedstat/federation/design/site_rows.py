@@ -21,13 +21,20 @@ from fedstat.federation.design.coding import (
     build_response,
     build_times,
     read_terms,
+    rows_within,
 )
-from fedstat.federation.design.formula.expression import parse_expression, quoted_name
-from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
+from fedstat.federation.design.formula.expression import parse_expression, parse_subset, quoted_name
+from fedstat.federation.design.formula.facts import (
+    column_facts,
+    offset_facts,
+    response_facts,
+    subset_facts,
+    term_facts,
+)
 from fedstat.federation.design.formula.syntax_tree import Category, Column, Survival, iter_transforms
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
-from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested
+from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import (
     LevelValue,
@@ -65,7 +72,7 @@ class RowsRequest:
     an intercept alone. `weights` are columns by role ("freq_weights", "var_weights", "exposure"), `labels`
     columns of groups: clusters, strata. `effects` are the designs of random effects, whose columns are among
     `columns` as well. `curves` are integrated, so no long stretch of one may be unknown; a
-    `curve_response` replaces the response.
+    `curve_response` replaces the response. All comparisons of `subset` hold for the rows that are used.
     """
 
     response: str
@@ -80,6 +87,7 @@ class RowsRequest:
     effects: tuple[EffectTerms, ...] = ()
     curves: tuple[str, ...] = ()
     curve_response: str = ""
+    subset: tuple[str, ...] = ()
 
     @property
     def has_times(self) -> bool:
@@ -114,7 +122,18 @@ class RowsRequest:
         """All columns that are read, each once."""
         named = (*self.response_columns, *self.columns, *self.offset_columns, *self.weights.values())
         response = (self.curve_response,) if self.curve_response else ()
-        return tuple(dict.fromkeys((*named, *self.labels, *response, *self.curves)))
+        return tuple(dict.fromkeys((*named, *self.labels, *response, *self.curves, *self.subset_columns)))
+
+    @property
+    def subset_columns(self) -> tuple[str, ...]:
+        """Columns that the subset compares, each once."""
+        found = (parse_subset(text) for text in self.subset)
+        return tuple(dict.fromkeys(name for several in found for one in several for name in one.columns))
+
+    @property
+    def subset_text(self) -> str:
+        """The comparisons, joined; empty if all rows are used."""
+        return " & ".join(self.subset)
 
     def to_json(self) -> str:
         """Write the question as JSON text."""
@@ -157,6 +176,7 @@ class RowsRequest:
             replace(term_facts(self.read_every_term()), counted=self.counted),
             *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
+            subset_facts(self.subset),
             column_facts((*self.weights.values(), *self.read_curves), self.labels),
         )
 
@@ -172,7 +192,7 @@ class RowsRequest:
 
     def column_sums(self, used: Bools, products: bool = False, weights: str = "") -> ColumnSums:
         """Report which functions of columns are summed over rows, with their `products` if these are."""
-        *computed, _ = self.requested()
+        *computed, _, _ = self.requested()
         factors = [factor for fact in computed for factor in fact.factors]
         return ColumnSums(factors, used, products, weights)
 
@@ -201,7 +221,8 @@ class CompleteRows:
 
     `y` is (m,), or (m, 2) for counts; `offset` (m,) has the logarithm of the exposure in it; `weights` (m,)
     are by role, without the exposure. `weightless` counts the rows that are left out for a weight, or
-    binomial trials, of zero. Of ``Surv(...)`` `y` is the event, and `times` (m, 2) are start and stop.
+    binomial trials, of zero, and `outside` complete rows outside of the subset. Of ``Surv(...)`` `y` is
+    the event, and `times` (m, 2) are start and stop.
     """
 
     frame: pd.DataFrame
@@ -211,6 +232,7 @@ class CompleteRows:
     weights: Mapping[str, Floats]
     weightless: int = 0
     times: Floats | None = None
+    outside: int = 0
 
     @property
     def weight(self) -> Floats | None:
@@ -237,6 +259,7 @@ class CompleteRows:
             {role: values[has] for role, values in self.weights.items()},
             self.weightless,
             None if self.times is None else self.times[has],
+            self.outside,
         )
 
 
@@ -298,8 +321,13 @@ def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRo
             name = question.weights["freq_weights"]
             none = _numbers(chunk, name, data.name) == 0.0
             complete, weightless = complete & ~none, int(none.sum())
+        outside = 0
+        if question.subset and complete.any():
+            within = rows_within(chunk[complete], question.subset, data.name)
+            outside = int((~within).sum())
+            complete[complete] = within
         if not complete.any():  # an empty column has no informative type
-            yield CompleteRows(chunk[complete], complete, np.zeros(0), None, {}, weightless)
+            yield CompleteRows(chunk[complete], complete, np.zeros(0), None, {}, weightless, outside=outside)
             continue
         frame = chunk if complete.all() else chunk[complete]
         y = _response(frame, question, data.name)
@@ -307,7 +335,8 @@ def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRo
         times = None
         if question.has_times:
             times = build_times(frame, question.response, question.response_columns, data.name)
-        yield CompleteRows(frame, complete, y, offset, weights, weightless, times).with_weight()
+        found = CompleteRows(frame, complete, y, offset, weights, weightless, times, outside)
+        yield found.with_weight()
 
 
 def _response(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats:
@@ -353,6 +382,12 @@ def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str,
             )
         weights[role] = values
     return weights
+
+
+def subset_counts(question: RowsRequest, inside: int, outside: int) -> Iterator[LevelRowCounts]:
+    """Report how many complete rows are in the subset and outside of it, as those of two levels."""
+    if question.subset:
+        yield LevelRowCounts(question.subset_text, [inside, outside])
 
 
 def design_matrix(

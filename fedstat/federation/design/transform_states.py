@@ -38,7 +38,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     iter_transforms,
 )
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.site_rows import RowsRequest, find_complete_rows
+from fedstat.federation.design.site_rows import RowsRequest, find_complete_rows, subset_counts
 from fedstat.federation.disclosure.facts import ColumnVariation, RowCount, RowsUsed
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request
@@ -208,9 +208,10 @@ def transform_sums(data: SiteData, state: State, request: TransformRequest) -> d
     known: TransformStates = restore_state(request.state)
     total = np.zeros((len(growing), _width(targeted(request))))
     few, extremes = data.policy.min_level_count - 1, dict[tuple[str, int], ColumnExtremes]()
-    used = []
+    used, outside = [], 0
     for rows in find_complete_rows(data, question):
         used.append(rows.complete)
+        outside += rows.outside
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
@@ -223,6 +224,7 @@ def transform_sums(data: SiteData, state: State, request: TransformRequest) -> d
                 extremes.setdefault((key, place), ColumnExtremes(few)).add(x)
     behind: Bools = np.concatenate(used)
     state.report(RowCount(int(behind.sum()), count_power_sums(request)))
+    state.report(*subset_counts(question, int(behind.sum()), outside))
     state.report(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
     state.report(RowsUsed(behind))
     state.count_entities(int(behind.sum()))

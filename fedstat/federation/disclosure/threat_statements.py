@@ -48,7 +48,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "over these rows and their log-likelihood, by subtracting an analysis of all other rows. A larger "
         "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
-        "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
+        "0, and the rows that have neither of two levels or are in neither of two subsets. Other values of "
+        "these rows are not revealed.",
         "No sum of a column, or of a product of columns, over 1 to {below_level} rows, and no combination of "
         "such sums over groups, levels and columns of few values. This check includes all earlier analyses, "
         "tables and curves. It includes the weights of an iterated fit where few combinations of values "

@@ -34,7 +34,7 @@ from fedstat.models.checks import check_choice, check_level, check_positive
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.descriptive.protocol import SurvivalTable
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import MASKED
+from fedstat.models.horizontal.notes import MASKED, SUBSET
 from fedstat.models.results import Results
 from fedstat.typing import Floats
 
@@ -72,6 +72,7 @@ NOTES = Catalogue(
         "censoring": "Censoring is assumed to be independent of the time of the event within each group. "
         "Within an interval, events and censored rows are taken to be in random order.",
         "left_out": "Rows left out because they lack the time, the event or the group: {rows:,}.",
+        "subset": SUBSET,
         "masking": f"Counts were masked over {{sites}} sites: {MASKED.format('')}",
         "masking/none": "Counts were not masked: the coordinator saw each site's part.",
     },
@@ -109,6 +110,7 @@ class KaplanMeierRecord:
     sites: Annotated[tuple[str, ...], "K"]
     rows: Annotated[tuple[int, ...], "K"]
     left_out: int
+    subset: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -160,6 +162,7 @@ class CurveResults(Results[CurveRecord]):
             "sites": tuple(row.site for row in agreement.sites),
             "rows": tuple(row.n for row in agreement.sites),
             "left_out": sum(row.n_rows - row.n for row in agreement.sites),
+            "subset": agreement.question.subset_text,
         }
 
     @property
@@ -274,6 +277,7 @@ class CurveResults(Results[CurveRecord]):
             ("No. Observations", f"{self.nobs:,}"),
             ("Events", f"{self.events:,}"),
             ("Groups", str(len(self.labels))),
+            *([("Subset", record.subset)] if record.subset else []),
             ("Intervals", f"{len(self.times)}, up to {self.times[-1]:g}"),
             *tests,
         ]
@@ -320,7 +324,10 @@ class CurveResults(Results[CurveRecord]):
         if self._late:
             yield NOTES.note("late_entry")
         yield NOTES.note("censoring")
-        if record.left_out:
+        if record.subset:
+            rows = self.nobs + record.left_out
+            yield NOTES.note("subset", used=self.nobs, rows=rows, subset=record.subset)
+        elif record.left_out:
             yield NOTES.note("left_out", rows=record.left_out)
         if record.masked:
             yield NOTES.note("masking", sites=len(record.sites))

@@ -31,7 +31,13 @@ from fedstat.federation.design.horizontal_steps import (
     translation,
     unknown_levels,
 )
-from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows, rows_key
+from fedstat.federation.design.site_rows import (
+    CompleteRows,
+    RowsRequest,
+    find_complete_rows,
+    rows_key,
+    subset_counts,
+)
 from fedstat.federation.disclosure.column_sums import sums_left
 from fedstat.federation.disclosure.differencing import SAME_ROWS_REMEDY
 from fedstat.federation.disclosure.facts import (
@@ -230,7 +236,9 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     groups = int(np.prod([len(spec.levels[name]) for name in request.groups], dtype=np.int64))
     if groups > MOST_CELLS:
         raise MessageError(f"{data.name}: the table has more than {MOST_CELLS:,} groups")
+    outside = 0
     for place, rows in enumerate(find_complete_rows(data, question)):
+        outside += rows.outside
         if len(rows.frame):
             used_key = rows_key(data, question)
             key = (question.to_json(), spec.to_json(), place, used_key, "levels of a table")
@@ -241,6 +249,7 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     n = len(opened.rows)
     used = np.zeros(data.table.n_rows, dtype=bool)
     used[opened.rows] = True
+    state.report(*subset_counts(question, n, outside))
     state.report(RowCount(n, 1), RowsUsed(used), question.column_sums(used))
     width = opened.outcomes
     counts = np.bincount(opened.outcome, minlength=width * groups).reshape(groups, width)

@@ -175,8 +175,9 @@ class TableOne(Report):
         smd: bool,
         pvalues: bool,
         ledgers: list[Ledger],
+        subset: str | None = None,
     ) -> None:
-        self.variables, self.by, self.ledgers = variables, by, ledgers
+        self.variables, self.by, self.ledgers, self._subset = variables, by, ledgers, subset
         self._groups, self._labels = groups, groups.labels
         self._nobs, self._smd, self._pvalues = nobs, smd, pvalues
 
@@ -286,6 +287,7 @@ class TableOne(Report):
         widths = (WIDTH - count * (each + 1), *[each] * count)
         headers = ("", *frame.columns)
         title = "Table one" if self.by is None else f"Table one, by {self.by}"
+        title += "" if self._subset is None else f", rows with {self._subset}"
         yield Sheet(headers, tuple(rows), "l" + "r" * count, widths, title, wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:

@@ -78,6 +78,7 @@ class TableModel(HorizontalModel):
         number: str = "",
         category: str = "",
         complete: Sequence[str] = (),
+        subset: str | None = None,
     ) -> None:
         check_layout("A table", partition, "horizontal")
         self.groups, self.number, self.category = tuple(groups), number, category
@@ -86,7 +87,7 @@ class TableModel(HorizontalModel):
         columns = (*coded, *([number] if number else []))
         text = f"~ {' + '.join(terms)}"
         formula = Formula(text, "", None, (), True, (SiteTerms("", tuple(terms), columns),))
-        super().__init__(formula, partition, complete=complete)
+        super().__init__(formula, partition, complete=complete, subset=subset)
         if number and self.agreement.spec.kinds[number] == "category":
             self.number, self.category = "", number
 
@@ -132,8 +133,10 @@ class TableModel(HorizontalModel):
         return list(product(*(self.agreement.spec.levels[name] for name in self.groups)))
 
     @property
-    def missing(self) -> int:
-        """Rows that lack the column or a group."""
+    def missing(self) -> int | None:
+        """Rows that lack the column or a group; None with a subset, outside of which other rows are."""
+        if self.question.subset:
+            return None
         return sum(row.n_rows - row.n for row in self.agreement.sites)
 
 
@@ -191,10 +194,12 @@ def _holder(partition: ClientPartition, column: str, by: str | None) -> ClientPa
 
 
 def _number_model(
-    partition: ClientPartition, column: str, by: str | None, complete: Sequence[str]
+    partition: ClientPartition, column: str, by: str | None, complete: Sequence[str], subset: str | None
 ) -> TableModel:
     """Make the table of a number by groups."""
-    model = TableModel(partition, () if by is None else (by,), number=column, complete=complete)
+    model = TableModel(
+        partition, () if by is None else (by,), number=column, complete=complete, subset=subset
+    )
     if model.category:
         raise ModelError(f"column: {column!r} is a category; quantiles and histograms are of numbers")
     return model
@@ -207,6 +212,7 @@ def crosstab(
     column: str,
     *,
     complete: Sequence[str] = (),
+    subset: str | None = None,
     masked: bool | None = None,
 ) -> TableFrame:
     """Count the rows by two categories.
@@ -223,6 +229,9 @@ def crosstab(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
+    subset : str, optional
+        Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``; in the horizontal
+        layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts; by default with at least three sites.
 
@@ -253,15 +262,16 @@ def crosstab(
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
     left_out: tuple[str, ...] = ()
     if partition.layout == "vertical":
-        _check_no_complete(complete)
+        _check_all_rows(complete, subset)
         pair, levels_of, ledger = _pair(
             partition, [f"C({quoted_name(name)})" for name in (row, column)], masked
         )
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
         missing = partition.n_entities - pair.n
     else:
-        model = TableModel(partition, (row,), category=column, complete=complete)
+        model = TableModel(partition, (row,), category=column, complete=complete, subset=subset)
         table, ledger = model.fit(masked=masked)
+        missing: int | None
         counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
         left_out = model.agreement.leaving_out
         rows = tuple(name for (name,) in model.group_names)
@@ -270,12 +280,12 @@ def crosstab(
     return table_frame(frame, "counts", ledger=ledger, missing=missing, left_out=left_out)
 
 
-def _check_no_complete(complete: Sequence[str]) -> None:
-    """Require that no further columns are named where sites hold different columns."""
-    if len(complete):
+def _check_all_rows(complete: Sequence[str], subset: str | None) -> None:
+    """Require that no rows are selected where sites hold different columns."""
+    if len(complete) or subset is not None:
         raise ModelError(
-            "complete: where sites hold different columns, a table describes the entities that have its "
-            "columns; leave it out"
+            f"{'complete' if len(complete) else 'subset'}: where sites hold different columns, a table "
+            "describes the entities that have its columns; leave it out"
         )
 
 
@@ -373,6 +383,7 @@ def histogram(
     by: str | None = None,
     bounds: Bounds | None = None,
     complete: Sequence[str] = (),
+    subset: str | None = None,
     masked: bool | None = None,
 ) -> TableFrame:
     """Count a number on public intervals, by group.
@@ -395,6 +406,9 @@ def histogram(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
+    subset : str, optional
+        Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``; in the horizontal
+        layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
 
@@ -427,7 +441,7 @@ def histogram(
         edges = _numbers(bins)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
             raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
-    model = _number_model(partition, column, by, complete)
+    model = _number_model(partition, column, by, complete, subset)
     # Averages of equal values differ from them by rounding, and must not leave the range by it.
     beyond = 1e-9 * (edges[-1] - edges[0])
     counted = np.concatenate([[edges[0] - beyond], edges[1:-1], [edges[-1] + beyond]])
@@ -452,6 +466,7 @@ def quantiles(
     by: str | None = None,
     bounds: Bounds | None = None,
     complete: Sequence[str] = (),
+    subset: str | None = None,
     masked: bool | None = None,
 ) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
@@ -477,6 +492,9 @@ def quantiles(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
+    subset : str, optional
+        Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``; in the horizontal
+        layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
 
@@ -505,7 +523,7 @@ def quantiles(
         raise ModelError(f"q: expected shares between 0 and 1, as in [0.25, 0.5, 0.75], received {q!r}")
     partition = _holder(partition, column, by)
     grid = QuantileGrid(*_range_of(partition, column, bounds))
-    model = _number_model(partition, column, by, complete)
+    model = _number_model(partition, column, by, complete, subset)
     table, ledger = model.fit(edges=grid.edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
     found = grid.quantiles(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
@@ -553,6 +571,7 @@ def corr(
     bins: int = 100,
     bounds: Bounds | None = None,
     complete: Sequence[str] = (),
+    subset: str | None = None,
     masked: bool | None = None,
 ) -> TableFrame:
     """Return correlations of numbers over the complete rows of all sites.
@@ -575,6 +594,9 @@ def corr(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
+    subset : str, optional
+        Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``; in the horizontal
+        layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the sums; by default with at least three sites.
 
@@ -628,20 +650,21 @@ def corr(
             raise ModelError(
                 "method: sites that hold different columns do not exchange ranks; only 'pearson' is available"
             )
-        _check_no_complete(complete)
+        _check_all_rows(complete, subset)
         return _corr_of_columns(partition, right, masked)
     columns = [*partition.pooled_columns, ROWS]
     parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", columns, (ROWS, partition.site_column))
     edges = _rank_edges(partition, parsed.sites, bins, bounds) if method == "spearman" else None
     text = f"~ {right}"
-    model = CorrelationModel(Formula(text, "", None, (), True, parsed.sites), partition, complete=complete)
+    one_sided = Formula(text, "", None, (), True, parsed.sites)
+    model = CorrelationModel(one_sided, partition, complete=complete, subset=subset)
     if edges is not None and (texts := list(model.agreement.spec.levels)):
         raise FormulaError(f"formula: ranks are of numbers, and column {texts[0]!r} is a category")
     names, found, error, ledger = model.fit(edges, masked=masked)
     labels = list(names)
     frame = pd.DataFrame(found, index=labels, columns=labels)
     n = sum(row.n for row in model.agreement.sites)
-    missing = partition.n_entities - n
+    missing = None if subset is not None else partition.n_entities - n
     left_out = model.agreement.leaving_out
     more: dict[str, Any] = (
         {} if error is None else {"error": pd.DataFrame(error, index=labels, columns=labels).to_dict()}
@@ -706,6 +729,7 @@ def table_one(
     smd: bool = False,
     pvalues: bool = False,
     complete: Sequence[str] = (),
+    subset: str | None = None,
     masked: bool | None = None,
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
@@ -739,6 +763,9 @@ def table_one(
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
+    subset : str, optional
+        Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``; in the horizontal
+        layout. "missing" then counts rows of the subset.
     masked : bool, optional
         Whether pairwise masks hide each site's part; by default with at least three sites.
 
@@ -781,11 +808,16 @@ def table_one(
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
     ranges = {name: QuantileGrid(*_range_of(partition, name, bounds)) for name in nonnormal}
     if partition.layout == "vertical":
-        _check_no_complete(complete)
+        _check_all_rows(complete, subset)
     describe = _ColumnsDescribed if partition.layout == "vertical" else _RowsDescribed
+    among = RowsChosen(partition.n_entities, complete)
+    if subset is not None:
+        alone = TableModel(partition, (), subset=subset)
+        partition = alone.partition
+        among = RowsChosen(sum(row.n for row in alone.agreement.sites), complete, subset)
     described = [
         (_RowsDescribed if name in ranges else describe)(
-            partition, name, category, ranges.get(name), masked, complete
+            partition, name, category, ranges.get(name), masked, among
         )
         for name, category in variables.items()
     ]
@@ -794,11 +826,11 @@ def table_one(
     labels = described[0].labels
     if by is None:
         no_groups = Groups((), None, 0, ())
-        return TableOne(tuple(grouped), by, no_groups, partition.n_entities, smd, pvalues, ledgers)
+        return TableOne(tuple(grouped), by, no_groups, among.n, smd, pvalues, ledgers, among.subset)
     groups, found = _all_rows(
-        describe(partition, "", False, None, masked, complete), by, described, grouped, ledgers
+        describe(partition, "", False, None, masked, among), by, described, grouped, ledgers
     )
-    return TableOne(found, by, groups(labels), partition.n_entities, smd, pvalues, ledgers)
+    return TableOne(found, by, groups(labels), among.n, smd, pvalues, ledgers, among.subset)
 
 
 def _all_rows(
@@ -814,7 +846,7 @@ def _all_rows(
     the refusals: after the first one nothing else is requested. So variables that lack the fewest rows come
     first.
     """
-    nobs, names = alone.partition.n_entities, tuple(one.name for one in described)
+    nobs, names = alone.among.n, tuple(one.name for one in described)
     try:
         alone.open(by)
     except PolicyError:
@@ -844,6 +876,15 @@ def _all_rows(
     return lambda labels: Groups(labels, sizes, unknown, partly), tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class RowsChosen:
+    """The `n` rows of a first table: those of a subset that have further columns."""
+
+    n: int
+    complete: Sequence[str] = ()
+    subset: str | None = None
+
+
 class _RowsDescribed:
     """A column of sites that hold different rows, by group and over all rows; no column: the groups alone."""
 
@@ -854,10 +895,10 @@ class _RowsDescribed:
         category: bool,
         grid: QuantileGrid | None,
         masked: bool | None,
-        complete: Sequence[str],
+        among: RowsChosen,
     ) -> None:
         self.partition, self.name, self.grid, self.masked = partition, name, grid, masked
-        self.complete = complete
+        self.among = among
         self.number, self.category = ("" if category else name), (name if category else "")
         self.models: dict[str | None, TableModel] = {}
         self.labels: tuple[str, ...] = ()
@@ -868,7 +909,7 @@ class _RowsDescribed:
             held = self.partition
             if held.layout == "vertical":
                 held = _holder(held, self.name, by)
-            model = _described(held, () if by is None else (by,), self.number, self.category, self.complete)
+            model = _described(held, () if by is None else (by,), self.number, self.category, self.among)
             self.models[by] = model
             if by is not None:
                 self.labels = tuple(str(label) for (label,) in model.group_names)
@@ -880,7 +921,7 @@ class _RowsDescribed:
 
     def fit(self, by: str | None, ledgers: list[Ledger]) -> TableVariable:
         """Describe the rows by group, or all."""
-        model, missing = self.open(by), self.partition.n_entities - self.total(by)
+        model, missing = self.open(by), self.among.n - self.total(by)
         if self.name:
             variable, ledger = _variable_of_rows(model, self.name, missing, self.grid, self.masked)
         else:
@@ -903,9 +944,9 @@ class _ColumnsDescribed:
         category: bool,
         grid: QuantileGrid | None,
         masked: bool | None,
-        complete: Sequence[str],
+        among: RowsChosen,
     ) -> None:
-        self.partition, self.name, self.masked = partition, name, masked
+        self.partition, self.name, self.masked, self.among = partition, name, masked, among
         self.own = [f"C({quoted_name(name)})" if category else quoted_name(name)] if name else []
         self.pairs: dict[str | None, ColumnPair] = {}
         self.labels: tuple[str, ...] = ()
@@ -979,12 +1020,14 @@ def _described(
     groups: Sequence[str],
     number: str,
     category: str,
-    complete: Sequence[str],
+    among: RowsChosen,
 ) -> TableModel:
     """Make the table of a column among the sites that have it."""
     while True:
         try:
-            return TableModel(partition, groups, number, category, complete)
+            return TableModel(
+                partition, groups, number, category, complete=among.complete, subset=among.subset
+            )
         except DesignError as error:
             rest = [site for site in partition.sites if site != error.empty_site]
             if not rest or len(rest) == len(partition.sites):

@@ -248,7 +248,9 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
             yield NOTES.note("different_draws")
         if self.estimate.llf is not None:
             yield NOTES.note("no_maximum")
-        if left_out := self.basis.left_out:
+        if self.basis.agreement.question.subset:
+            yield from self._left_out_note()
+        elif left_out := self.basis.left_out:
             yield NOTES.note("left_out", n=left_out)
 
 

@@ -27,7 +27,7 @@ from fedstat.errors import (
     warn,
 )
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.formula.expression import name_expression
+from fedstat.federation.design.formula.expression import name_expression, parse_subset
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.horizontal_design import (
     RowsSchema,
@@ -218,6 +218,7 @@ class HorizontalModel(Explainable):
         labels: Sequence[str] = (),
         complete: Sequence[str] = (),
         missing: MissingRule = "drop",
+        subset: str | None = None,
     ) -> None:
         check_parsed(type(self), formula)
         if missing not in ("raise", "drop"):
@@ -231,6 +232,8 @@ class HorizontalModel(Explainable):
         self._roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
         self.question = self._question(offset, labels, complete)
+        if subset is not None:
+            self.question = replace(self.question, subset=self._subset(subset, missing))
         self.question.check()
         self._check_causes()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
@@ -272,6 +275,10 @@ class HorizontalModel(Explainable):
             Columns of clusters and strata that ``fit`` shall be able to use.
         missing : {"drop", "raise"}
             Rows that lack a value which the model reads are left out and counted, or an error.
+        subset : str, optional
+            Use only rows for which comparisons hold, as in ``"age >= 65 & sex == 'f'"``: each compares a
+            column with a number or a level. Sites without such a row are left out. Rows outside the subset
+            are counted together with incomplete ones.
 
         Raises
         ------
@@ -338,6 +345,13 @@ class HorizontalModel(Explainable):
             self._assumed = bool(owners_consulted(partition)) and needs_sums(self.question)
             try:
                 self.agreement: RowsSchema = self.engine.run(self._agree(), ledger)
+            except DesignError as error:
+                rest = [site for site in partition.sites if site != error.empty_site]
+                if not self.question.subset or not rest or len(rest) == len(partition.sites):
+                    raise
+                subset = self.question.subset_text
+                warn(f"site {error.empty_site!r} is left out: it has no row of {subset!r}", DataWarning)
+                before, partition = before._goes_on_in(ledger), partition._among(rest)
             except (EngineError, SessionError) as error:
                 before = before._goes_on_in(ledger)
                 partition = self._rest_after(error, before)
@@ -356,6 +370,11 @@ class HorizontalModel(Explainable):
         rest = copy.copy(self)
         rest._settle(self._rest_after(error, ledger), ledger)
         return rest
+
+    @property
+    def _description(self) -> str:
+        where = f", rows with {text}" if (text := self.question.subset_text) else ""
+        return self.formula.text + where
 
     @property
     def _masks_wanted(self) -> bool:
@@ -387,7 +406,7 @@ class HorizontalModel(Explainable):
             return model._after_transforms(protocol(model), ledger)
 
         invent = self._synthetic_rows().sites
-        words = (call, self.formula.text, str(self.distribution))
+        words = (call, self._description, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
         return run_analysis(analysis, lambda: requester(self), ledger, lambda: requester(copy.copy(self)))
@@ -509,6 +528,25 @@ class HorizontalModel(Explainable):
             effects=tuple(EffectTerms(one.intercept, one.terms) for one in formula.random),
         )
 
+    def _subset(self, subset: object, missing: MissingRule) -> tuple[str, ...]:
+        """Read the comparisons of a subset; sites count rows outside of it as incomplete ones."""
+        if not isinstance(subset, str):
+            raise ModelError(
+                "subset: expected a text, such as \"age >= 65 & sex == 'f'\", received "
+                f"{type(subset).__name__}"
+            )
+        if missing == "raise":
+            raise ModelError(
+                "missing: with a subset, sites count rows outside of it together with incomplete ones",
+                remedy=Remedy(
+                    "from_formula(..., subset={subset!r}, missing='drop').fit()", "pass {arguments}"
+                ).filled(subset=subset),
+            )
+        found = parse_subset(subset)
+        for name in (name for one in found for name in one.columns):
+            self._check_held("subset", name)
+        return tuple(one.text for one in found)
+
     def _check_held(self, role: str, name: object) -> None:
         """Require a column that all sites have; the error names those that lack it."""
         if not isinstance(name, str):
@@ -531,6 +569,8 @@ class HorizontalModel(Explainable):
         )
 
     def _report_missing(self, missing: MissingRule) -> None:
+        if self.question.subset:
+            return  # the summary counts rows that are used
         short = [
             f"{row.n_rows - row.n:,} at '{row.site}'" for row in self.agreement.sites if row.n < row.n_rows
         ]

@@ -25,6 +25,10 @@ OTHER_MODEL = Remedy(
     "{or_else}",
 )
 """A fit that adds the scores of equal labels over sites."""
+SUBSET = (
+    "Rows used: {used:,} of {rows:,}. The others are outside of the subset '{subset}' or lack one of the "
+    "columns."
+)
 LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {what}. "
 
 NOTES = Catalogue(
@@ -53,6 +57,7 @@ NOTES = Catalogue(
         "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
         "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
+        "subset": SUBSET + "{more}",
         "masking": "{what} were masked over {sites} sites: " + MASKED.format("{apart}"),
         "masking/two_sites": "Sums were not masked: masks over two sites hide neither from the other.",
         "masking/none": "Sums were not masked: the coordinator saw each site's part.",

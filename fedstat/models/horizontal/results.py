@@ -226,6 +226,10 @@ class DesignResults(CoefficientResults):
     _summed: ClassVar[str] = "rows"
     """What the sums of the fit are over."""
 
+    def _summary_left(self) -> list[tuple[str, str]]:
+        subset = self.basis.agreement.question.subset_text
+        return [*super()._summary_left(), *([("Subset", subset)] if subset else [])]
+
     def _sums_line(self) -> list[tuple[str, str]]:
         K, masked = len(self.estimate.blocks), self._fit.masked
         return (
@@ -235,6 +239,10 @@ class DesignResults(CoefficientResults):
     def _left_out_note(self, more: str = "") -> Iterator[Note]:
         yield from self.basis.repeated_note
         if not (dropped := self.basis.left_out):
+            return
+        if subset := self.basis.agreement.question.subset_text:
+            rows = sum(row.n_rows for row in self.basis.agreement.sites)
+            yield NOTES.note("subset", used=rows - dropped, rows=rows, subset=subset, more=more)
             return
         if sites := ", ".join(map(repr, self.basis.agreement.leaving_out)):
             yield NOTES.note("left_out/complete", rows=dropped, more=more, sites=sites)

@@ -104,6 +104,7 @@ class FederatedMixed(HorizontalModel):
         labels: Sequence[str] = (),
         complete: Sequence[str] = (),
         missing: MissingRule = "drop",
+        subset: str | None = None,
     ) -> None:
         checks.check_parsed(type(self), formula)
         if not formula.random:
@@ -124,6 +125,7 @@ class FederatedMixed(HorizontalModel):
             labels=(*self._groups, *labels),
             complete=complete,
             missing=missing,
+            subset=subset,
         )
         # Sites code each term by itself, and report its columns under these names.
         self._effects = coded_names(self.agreement).effects
@@ -166,6 +168,8 @@ class FederatedMixed(HorizontalModel):
             Further columns that the rows must have.
         missing : {"drop", "raise"}
             Rows that lack a value which the model reads are left out and counted, or an error.
+        subset : str, optional
+            Comparisons that hold for all rows that are used, as in ``"age >= 65 & sex == 'f'"``.
 
         Raises
         ------

@@ -206,6 +206,47 @@ def corr(rng: Random) -> Call:
     return Call(f"corr {formula}", lambda partition: fs.corr(partition, formula))
 
 
+COMPARED = (
+    "a == 1",
+    "b == 0",
+    "x != 2",
+    "x <= 1",
+    "g == 'r'",
+    "g != 'r'",
+    "h == 'k'",
+    "s >= 5",
+    "s < 10",
+    "e == 0",
+)
+
+
+def subsets(rng: Random) -> Call:
+    """Models, curves and tables over the rows for which comparisons of columns of few values hold."""
+    subset = " & ".join(rng.choice(COMPARED, int(rng.integers(1, 3)), replace=False))
+    kind = one(rng, ("ols", "ols", "glore", "cox", "curve", "crosstab", "table one"))
+    match kind:
+        case "ols":
+            return model("FederatedOLS", f"y ~ {terms(rng, 'y')}", one(rng, OWN), subset=subset)
+        case "glore":
+            return model("GLORE", f"e ~ {terms(rng, 'e')}", one(rng, OWN), subset=subset)
+        case "cox":
+            return model("FederatedCox", f"Surv(t, e) ~ {terms(rng, 't')}", one(rng, OWN), subset=subset)
+        case "curve":
+            given = {"grid": one(rng, (1, 3, 4)), "until": 12}
+            return model("KaplanMeier", f"Surv(t, e) ~ {one(rng, ('1', *GROUPS))}", given, subset=subset)
+        case "crosstab":
+            row, column = (str(name) for name in rng.choice(["a", "b", "g", "h", "x"], 2, replace=False))
+            return Call(
+                f"crosstab {row} {column} {subset}",
+                lambda partition: fs.crosstab(partition, row, column, subset=subset),
+            )
+    names, given = " + ".join(rng.choice([*NUMBERS], 2, replace=False)), by_group(rng)
+    return Call(
+        f"table_one {names} {given} {subset}",
+        lambda partition: fs.table_one(partition, names, subset=subset, **given),
+    )
+
+
 KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "ols": (ols, ("FederatedOLS",)),
     "clusters": (clusters, ("FederatedOLS", "GLORE")),
@@ -223,6 +264,7 @@ KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "histogram": (histogram, ("histogram",)),
     "crosstab": (crosstab, ("crosstab",)),
     "corr": (corr, ("corr",)),
+    "subset": (subsets, ("FederatedOLS", "GLORE", "FederatedCox", "KaplanMeier", "crosstab", "table_one")),
 }
 """How calls of a kind are drawn, and the public names that they use."""
 

@@ -269,7 +269,7 @@ def judge(
         other = structure.fill(rng)
         for passed, of_call in zip(released, draws, strict=True):
             of_call.append(answering.terms(other, [request for request, _ in passed])[1])
-    stacked, tolerated = [], []
+    stacked, tolerated, sizes = [], [], []
     for positions, of_call in zip(kept, draws, strict=True):
         columns = []
         for name, position in positions.items():
@@ -279,14 +279,25 @@ def judge(
         if columns:
             terms_of_call = np.concatenate(columns, axis=2)
             stacked.append(terms_of_call)
+            sizes += [terms_of_call[0][:, [k]] for k in sized(positions)]
             same = (terms_of_call == terms_of_call[:1]).all(axis=(0, 1))
             counts = terms_of_call[0][:, same & (terms_of_call == np.rint(terms_of_call)).all(axis=(0, 1))]
             tolerated.append(counts)
     if not stacked:
         return sorted(of_few)
+    if sizes:
+        tolerated.append(np.hstack(sizes))
     every = np.concatenate(stacked, axis=2)
     rows = singled_out([*every], FEWEST)
     return [*sorted(of_few)] + [S for S in rows if not any(counted(counts, S) for counts in tolerated)]
+
+
+def sized(positions: dict[Any, Bools]) -> list[int]:
+    """Return the places of the numbers of rows of an analysis, which follow by subtraction for subsets."""
+    names = [name for name, position in positions.items() for _ in range(int(position.sum()))]
+    return [
+        k for k, name in enumerate(names) if name[1] == "survey_rows" and name[3] in ("text n", "text n_rows")
+    ]
 
 
 def few_rows(changes: Floats) -> set[tuple[int, ...]]:

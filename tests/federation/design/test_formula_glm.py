@@ -12,6 +12,7 @@ import pytest
 
 from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.coding import build_offset, build_response, read_terms
+from fedstat.federation.design.formula.expression import parse_subset
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
 
 POOLED = ["y", "a", "b", "x", "odd name"]
@@ -389,3 +390,47 @@ def test_a_slash_nests_as_in_r(nested, written):
     assert (
         parse_formula(f"~ {nested}", {"A": columns}, response=False).sites[0].terms == expected.sites[0].terms
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("age >= 65", ["age >= 65"]),
+        ("age>=65&sex=='f'", ["age >= 65", "sex == 'f'"]),
+        ("(age >= 65) & (`body mass` < -1.5)", ["age >= 65", "`body mass` < -1.5"]),
+        ("ward != 'a & b'", ["ward != 'a & b'"]),
+        ("died == True & died == True", ["died == 1"]),
+        ("größe > 1", ["größe > 1"]),
+    ],
+)
+def test_a_subset_is_a_list_of_comparisons(text, expected):
+    found = parse_subset(text)
+    assert [one.text for one in found] == expected
+    assert [one.text for one in parse_subset(" & ".join(expected))] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "age",
+            "age = 65",
+            "age >= 65 &",
+            "age >= 65 | sex == 'f'",
+            "not age > 1",
+            "age > 1 and age < 2",
+        ),
+        *("18 < age < 65", "65 <= age", "age > income", "log(age) > 4", "age + 1 > 4", "age > 2 * 3"),
+        *("sex > 'f'", "age in (1, 2)", "age == None", "age == [1]", "I(age > 3)", "C(sex) == 'f'"),
+        *("age > 1e999", "__import__('os').system('id') > 0", "age.real > 0", "age > 1; sex == 'f'"),
+    ],
+)
+def test_a_subset_has_no_other_language(text):
+    with pytest.raises(FormulaError, match=r"^subset: .* is not allowed. Compare a column"):
+        parse_subset(text)
+
+
+def test_a_subset_has_few_comparisons():
+    with pytest.raises(FormulaError, match="at most 10"):
+        parse_subset(" & ".join(f"x > {k}" for k in range(11)))

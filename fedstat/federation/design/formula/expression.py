@@ -364,9 +364,12 @@ def row_by_row(text: str) -> SyntaxConverter:
 # its source.
 
 MAX_EXPRESSION = 2_000
+MOST_COMPARISONS = 10
+"""Comparisons of a subset."""
 
 _BARE = re.compile(r"[^\W\d][\w.]*")
 _STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
+_QUOTED_OR_AND = re.compile(rf"{_STRING}|`[^`]+`|&")
 # Python would fold look-alikes (full-width letters, the micro sign) into other names: words outside
 # ASCII are therefore taken out of the text before it is parsed, as quoted names are.
 _OUTSIDE_PYTHON = re.compile(rf"(?P<string>{_STRING})|`(?P<quoted>[^`]+)`|(?P<word>[^\W\d]\w*)")
@@ -413,6 +416,44 @@ def parse_offset(text: str) -> syntax_tree.Expression:
         case ast.Call(func=ast.Name(id="offset"), args=[argument], keywords=[]):
             return _expression(argument, row_by_row(text).numeric(argument), text)
     raise refuse_formula("this use of offset(...)", text, "write one expression, as in offset(log(days))")
+
+
+def parse_subset(text: str) -> tuple[syntax_tree.Expression, ...]:
+    """Read comparisons joined by ``&``, as in ``age >= 65 & sex == 'f'``: each a column with a value.
+
+    Anything else is a FormulaError, also functions of columns, ``|`` and a comparison of two columns.
+    """
+    cuts = [match.start() for match in _QUOTED_OR_AND.finditer(text) if match[0] == "&"]
+    parts = [text[start + 1 : end] for start, end in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+    found = {one.text: one for one in map(_parse_comparison, parts)}
+    if len(parts) > MOST_COMPARISONS:
+        raise FormulaError(f"subset: {len(parts)} comparisons; at most {MOST_COMPARISONS} are allowed")
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def _parse_comparison(text: str) -> syntax_tree.Expression:
+    try:
+        node = _parse_python(text)
+        match node:
+            case ast.Compare(comparators=[ast.Constant(value=bool() as value)]):
+                node.comparators = [ast.Constant(int(value))]
+        tree = row_by_row(text)._inside(node)
+    except FormulaError:
+        tree = None
+    match tree:
+        case syntax_tree.Relation(
+            left=syntax_tree.Column(),
+            right=syntax_tree.Number()
+            | syntax_tree.Level()
+            | syntax_tree.Negative(operand=syntax_tree.Number()),
+        ):
+            return _expression(node, tree, text)
+    shown = text.strip() if len(text) <= 80 else text[:77] + "..."
+    raise FormulaError(
+        f"subset: {shown!r} is not allowed. Compare a column with a number or a level by < <= > >= == or !=, "
+        "and join comparisons by &, as in \"age >= 65 & sex == 'f'\""
+    )
 
 
 def parse_labels(text: str) -> tuple[str, tuple[str, ...]]:

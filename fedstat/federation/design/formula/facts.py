@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
+from fedstat.federation.design.formula.expression import parse_expression, parse_numeric, parse_subset
 from fedstat.federation.design.formula.syntax_tree import (
     Arithmetic,
     Category,
@@ -67,6 +68,12 @@ def response_facts(text: str) -> FactorsRequested:
     return FactorsRequested([_factor(expression, side) for side in sides])
 
 
+def subset_facts(texts: Sequence[str]) -> FactorsRequested:
+    """Report the comparisons by which rows are selected."""
+    expressions = [one for text in texts for one in parse_subset(text)]
+    return FactorsRequested([_factor(one, one.tree) for one in expressions])
+
+
 def offset_facts(texts: Sequence[str]) -> FactorsRequested:
     """Return the columns and functions of the offset."""
     expressions = [parse_numeric(text) for text in texts]
@@ -81,6 +88,8 @@ def column_facts(names: Sequence[str], labels: Sequence[str] = ()) -> FactorsReq
 
 def _factor(expression: Expression, tree: Tree) -> FormulaFactor:
     match tree:
+        case Relation(right=Negative(operand=Number(value=size))):
+            return _factor(expression, replace(tree, right=Number(-size)))
         case Relation(
             symbol=symbol, left=Column(name=name), right=Number(value=against) | Level(value=against)
         ):
