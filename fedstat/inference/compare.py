@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError
+from fedstat.errors import DataWarning, ModelError, warn
+from fedstat.inference.estimate import INTERCEPT
+from fedstat.inference.plots import plot_models
 from fedstat.inference.summary import blank_repeats, critical_notes
-from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.inference.tables import Sheet, SheetSummary, exponentials, human_bytes, number
 from fedstat.spline_names import canonical_name, count_from_zero
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 JUDGED = "Entities Judged"
 BOTTOM = (
@@ -49,14 +56,18 @@ class Comparison(SheetSummary):
     notes : tuple of str
     headlines : tuple of str
         What forbids an interpretation of one of the fits.
+    estimates : DataFrame
+        ``model``, ``term``, ``estimate``, ``conf_low`` and ``conf_high`` of each coefficient, for `plot`.
+    exponentiate : bool
+        Whether these are exponentials.
 
     Examples
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> table = fs.compare({"common": fs.GLORE.from_formula("num > 0 ~ age", partition).fit()})
-    >>> table.to_frame().columns.tolist(), "age" in table.as_text()
-    (['common'], True)
+    >>> table.to_frame().columns.tolist(), "age" in table.as_text(), table.plot().has_data()
+    (['common'], True, True)
     """
 
     def __init__(
@@ -65,8 +76,12 @@ class Comparison(SheetSummary):
         bottom: pd.DataFrame,
         notes: tuple[str, ...],
         headlines: tuple[str, ...] = (),
+        estimates: pd.DataFrame | None = None,
+        exponentiate: bool = False,
     ) -> None:
         self.coefficients, self.bottom = coefficients, bottom
+        self.estimates = pd.DataFrame() if estimates is None else estimates
+        self.exponentiate = exponentiate
         # A heading may be that of an index, such as "site": columns are taken by position.
         heads = [*map(str, coefficients.index.names), *map(str, coefficients.columns)]
         tables = [
@@ -93,12 +108,38 @@ class Comparison(SheetSummary):
         """All cells as printed, index (site, name); the figures of the whole fits have site ``""``."""
         return pd.concat([self.coefficients, self.bottom])
 
+    def plot(self, ax: Axes | None = None, *, intercept: bool = False) -> Axes:
+        """Draw the coefficients of all fits with 95 % intervals, one color for each fit.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        intercept : bool
+            Whether to draw it; it is on another scale than the rest as a rule.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ModelError
+            No fit has coefficients with intervals.
+        """
+        frame = self.estimates
+        if len(frame) and not intercept:
+            frame = frame[frame["term"] != INTERCEPT]
+        if not len(frame):
+            raise ModelError("plot: no fit has coefficients with intervals")
+        return plot_models(frame, ax=ax, ratios=self.exponentiate)
+
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     """One fit: its cells by coefficient name, their sites, its figures at the bottom, and missing figures.
 
-    `judged` states which entities the figures of a fit without coefficients describe.
+    `judged` states which entities the figures of a fit without coefficients describe, `estimates` (p, 3) are
+    coefficients and limits of their intervals.
     """
 
     cells: dict[str, str]
@@ -107,10 +148,16 @@ class _Column:
     lacking: str
     converged: bool
     judged: str = ""
+    estimates: Floats | None = None
 
 
 def compare(
-    results: Mapping[str, object], *, stars: Sequence[float] = (0.05,), digits: int = 4
+    results: Mapping[str, object],
+    *,
+    stars: Sequence[float] = (0.05,),
+    digits: int = 4,
+    exponentiate: bool = False,
+    rename: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Put fits side by side: coefficient, standard error in brackets, stars, grouped by site.
 
@@ -123,6 +170,10 @@ def compare(
         A star for each level that the p-value is below; empty for none.
     digits : int
         Decimals.
+    exponentiate : bool
+        Show exponentials, such as odds ratios, with 95 % intervals in brackets instead of standard errors.
+    rename : mapping of str to str, optional
+        Labels of coefficients, by name; the others keep their names.
 
     Returns
     -------
@@ -131,8 +182,13 @@ def compare(
     Raises
     ------
     ModelError
-        `results` is not a mapping, is empty, or contains something that is not a fit; or `stars` is not a
-        level.
+        `results` is not a mapping, is empty, or contains something that is not a fit; `stars` is not a
+        level; or `rename` names a coefficient that no fit has.
+
+    Warns
+    -----
+    DataWarning
+        Fits with a likelihood have different numbers of rows.
 
     Examples
     --------
@@ -154,8 +210,11 @@ def compare(
         raise ModelError(f"compare: expected stars as levels between 0 and 1, received {tuple(stars)}")
     for heading, result in results.items():
         _check_fit(heading, result)
-    columns = {heading: _column(result, stars, digits) for heading, result in results.items()}
+    columns = {heading: _column(result, stars, digits, exponentiate) for heading, result in results.items()}
     columns = dict(zip(columns, _named_alike(list(columns.values())), strict=True))
+    columns = {heading: _renamed(column, columns, rename or {}) for heading, column in columns.items()}
+    if different := _different_rows(columns):
+        warn(f"compare: {different}", DataWarning)
     cells = {heading: column.cells for heading, column in columns.items()}
     index = _row_order(list(columns.values()))
     names = index.get_level_values("name")
@@ -170,7 +229,45 @@ def compare(
         for note in critical_notes(result)
         if note.kind != "not_converged"  # which has a note of its own, of fits of other packages as well
     )
-    return Comparison(table, bottom[(bottom != "").any(axis=1)], _notes(columns, stars), alarms)
+    notes = _notes(columns, stars, exponentiate)
+    shown = bottom[(bottom != "").any(axis=1)]
+    return Comparison(table, shown, notes, alarms, _estimates_of(columns), exponentiate)
+
+
+def _renamed(column: _Column, columns: Mapping[str, _Column], rename: Mapping[str, str]) -> _Column:
+    known = dict.fromkeys(name for one in columns.values() for name in one.cells)
+    if unknown := [name for name in rename if name not in known]:
+        raise ModelError(f"rename: no fit has the coefficient {unknown[0]!r}; there are {', '.join(known)}")
+    parts = (
+        {rename.get(name, name): one for name, one in part.items()} for part in (column.cells, column.sites)
+    )
+    cells, sites = parts
+    if len(cells) < len(column.cells):
+        raise ModelError("rename: two coefficients of one fit would have the same label")
+    return replace(column, cells=cells, sites=sites)
+
+
+def _estimates_of(columns: Mapping[str, _Column]) -> pd.DataFrame:
+    """Return coefficients with intervals by fit."""
+    parts = [
+        pd.DataFrame(column.estimates, columns=["estimate", "conf_low", "conf_high"]).assign(
+            model=str(heading), term=list(column.cells)
+        )
+        for heading, column in columns.items()
+        if column.estimates is not None and len(column.estimates) == len(column.cells)
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _different_rows(columns: Mapping[str, _Column]) -> str:
+    """Return that likelihoods cannot be compared; empty if they can."""
+    rows, criterion = BOTTOM.index("No. Observations"), BOTTOM.index("AIC")
+    if len({one.bottom[rows] for one in columns.values() if one.bottom[criterion]}) < 2:
+        return ""
+    return (
+        "The fits have different rows, so that log-likelihoods, AIC and BIC cannot be compared; "
+        "complete=[...] fits all models to the rows that have all columns."
+    )
 
 
 def _check_fit(heading: object, result: object) -> None:
@@ -183,7 +280,7 @@ def _check_fit(heading: object, result: object) -> None:
     )
 
 
-def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
+def _column(result: object, stars: Sequence[float], digits: int, exponentiate: bool) -> _Column:
     if hasattr(result, "figures"):
         return _Column({}, {}, _bottom(result), "", True, getattr(result, "judged", ""))
     params: pd.Series = result.params  # type: ignore[attr-defined]
@@ -191,11 +288,18 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     names = count_from_zero([_DOUBLE.sub(r"'\1'", str(name)) for name in params.index])
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
+    turn = exponentials if exponentiate else np.asarray
+    limits = None
+    if bse is not None:
+        limits = turn(np.column_stack([values, np.asarray(result.conf_int())]))  # type: ignore[attr-defined]
+    values = turn(values)
     # A number that is small compared with its standard error is printed in fixed point.
-    known = [0.0] * len(values) if bse is None else bse
+    known = [0.0] * len(values) if bse is None or exponentiate else bse
     cells = [number(value, digits, error) for value, error in zip(values, known, strict=True)]
     if bse is not None and pvalues is not None:
-        errors = (f" ({number(se, digits)})" for se in bse)
+        errors: Iterable[str] = (f" ({number(se, digits)})" for se in bse)
+        if exponentiate and limits is not None:
+            errors = (f" ({number(low, digits)}, {number(high, digits)})" for _, low, high in limits)
         marks = ("*" * sum(p < level for level in stars) for p in pvalues)
         cells = ["".join(parts) for parts in zip(cells, errors, marks, strict=True)]
     sites = getattr(result, "coef_sites", [""] * len(names))
@@ -205,6 +309,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
         bottom=_bottom(result),
         lacking=_lacking(result) if bse is None else "",
         converged=getattr(result, "converged", True),
+        estimates=limits,
     )
 
 
@@ -266,18 +371,15 @@ def _row_order(columns: Sequence[_Column]) -> pd.MultiIndex:
     return pd.MultiIndex.from_tuples([(owner[name], name) for name in rows], names=["site", "name"])
 
 
-def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str, ...]:
+def _notes(columns: Mapping[str, _Column], stars: Sequence[float], exponentiate: bool) -> tuple[str, ...]:
     levels = sorted(stars, reverse=True)
     marks = ", ".join(f"{'*' * (i + 1)} p < {level:g}" for i, level in enumerate(levels))
     notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
     if any(column.cells for column in columns.values()):
-        notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
-    rows, criterion = BOTTOM.index("No. Observations"), BOTTOM.index("AIC")
-    if len({one.bottom[rows] for one in columns.values() if one.bottom[criterion]}) > 1:
-        notes.append(
-            "The fits have different rows, so that log-likelihoods, AIC and BIC cannot be compared; "
-            "complete=[...] fits all models to the rows that have all columns."
-        )
+        inside = "Exponentials of coefficients, 95 % intervals" if exponentiate else "Standard errors"
+        notes.append(f"{inside} in brackets" + (f"; {marks}." if marks else "."))
+    if different := _different_rows(columns):
+        notes.append(different)
     notes += dict.fromkeys(column.judged for column in columns.values() if column.judged)
     lacking: dict[str, list[str]] = {}
     for heading, column in columns.items():

@@ -7,7 +7,7 @@ that analysts know.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -17,13 +17,15 @@ import pandas as pd
 from formulaic.errors import FormulaSyntaxError
 from formulaic.utils.constraints import LinearConstraints
 from numpy.typing import ArrayLike
+from scipy import stats
 from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.likelihood import format_test
+from fedstat.inference.tables import Exported, SheetSummary, frame_summary
 from fedstat.spline_names import close_names, short_names, spellings
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
 """``"a = b"``, ``"a = b, c = 0"``, ``["a = b", "c = 0"]``, a matrix R (q = 0), or the pair (R, q)."""
@@ -51,8 +53,11 @@ class HypothesisTest(ContrastResults):  # type: ignore[misc]
         return str(self)
 
 
-class TermTests(WaldTestResults):  # type: ignore[misc]
+class TermTests(Exported, WaldTestResults):  # type: ignore[misc]
     """statsmodels' table of tests of terms, which prints with few digits."""
+
+    def _printed(self) -> SheetSummary:
+        return frame_summary(self.summary_frame())
 
     def __str__(self) -> str:
         frame = self.summary_frame()
@@ -185,6 +190,45 @@ def wald_test_terms(
     if df is None:
         return TermTests(None, "chi2", None, table=table)
     return TermTests(None, "F", None, table=table.assign(df_denom=[float(t.df_denom) for t in tests]))
+
+
+def given_terms(
+    params: Floats,
+    cov: Floats,
+    terms: Sequence[str],
+    larger: Mapping[str, Sequence[str]],
+    *,
+    df: DegreesOfFreedom = None,
+) -> TermTests:
+    """Wald tests of terms, each given all others but those that are `larger`, by term.
+
+    The statistic is that of the term with the larger ones less that of the larger ones: the part of the
+    hypothesis that is orthogonal to them under the covariance (Fox and Weisberg, An R Companion to Applied
+    Regression, 2019, as ``car::Anova``).
+    """
+    term_of, rows = np.asarray(terms, dtype=object), []
+    for term, above in larger.items():
+        inside = [np.flatnonzero(np.isin(term_of, names)) for names in ([term, *above], list(above))]
+        both, rest = (_wald(params, cov, members) for members in inside)
+        count = len(inside[0]) - len(inside[1])
+        if df is None:
+            p = float(stats.chi2.sf(both - rest, count))
+            rows.append((both - rest, p, count))
+            continue
+        fewest = df if np.ndim(df) == 0 else np.asarray(df)[inside[0]].min()
+        F = (both - rest) / count
+        rows.append((F, float(stats.f.sf(F, count, fewest)), count, float(fewest)))
+    columns = ["statistic", "pvalue", "df_constraint", *(["df_denom"] if df is not None else [])]
+    table = pd.DataFrame(rows, index=list(larger), columns=columns)
+    return TermTests(None, "chi2" if df is None else "F", None, table=table)
+
+
+def _wald(params: Floats, cov: Floats, members: Ints) -> float:
+    """Return Wald's statistic of coefficients that are zero; 0 for none."""
+    V = cov[np.ix_(members, members)]
+    if np.isnan(V).any():
+        return float("nan")
+    return float(params[members] @ np.linalg.pinv(V, hermitian=True) @ params[members])
 
 
 def _zero_test(

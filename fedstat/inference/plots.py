@@ -112,6 +112,41 @@ def plot_coefficients(
     return ax
 
 
+def plot_models(frame: pd.DataFrame, *, ax: Axes | None = None, ratios: bool = False) -> Axes:
+    """Draw coefficients of several fits below each other, from a frame with ``model`` and ``term``.
+
+    A row of the plot is a coefficient; fits have colors and small distances within the row.
+    """
+    names = list(dict.fromkeys(frame["term"]))
+    fits = list(dict.fromkeys(frame["model"]))
+    ax = axes_for(ax, 7.0, 1.4 + len(names) * (0.16 + 0.14 * len(fits)), masked=ROWS_ONLY)
+    reference = 1.0 if ratios else 0.0
+    ax.axvline(reference, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    heights = []
+    for k, fit in enumerate(fits):
+        rows = frame[frame["model"] == fit]
+        y = np.array([names.index(name) for name in rows["term"]]) + 0.7 * ((k + 0.5) / len(fits) - 0.5)
+        _draw_group(ax, y, rows, COLORS[k % len(COLORS)], "")
+        ax.plot([], [], "o", color=COLORS[k % len(COLORS)], markersize=4.5, label=shorten(fit, 40))
+        heights.append(y)
+    most = name_width(ax, 0.42, 32)
+    places = np.arange(len(names), dtype=np.float64)
+    label_rows(ax, places, [shorten(name, most) for name in short_names(names)])
+    _bound(ax, np.concatenate(heights), frame, reference, ratios)
+    ax.tick_params(axis="x", labelsize=SMALL)
+    label_x(ax, "exponential of the coefficient" if ratios else "coefficient")
+    thin_labels(ax)
+    legend_below(ax)
+    set_headline(ax, "Coefficients", "with 95 % intervals")
+    return ax
+
+
+def label_estimates(ax: Axes, numbers: Floats, ratios: bool) -> None:
+    """Write estimates and intervals (n, 3) to the right of the rows of a plot of coefficients."""
+    y = np.asarray(ax.get_yticks(), dtype=np.float64)
+    _label_right(ax, y, numbers, ratios)
+
+
 def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
     """Rows from the top down, a heading above each site."""
     places, top = [], 0.0

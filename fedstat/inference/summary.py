@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.notes import SEVERITIES, Note, above_table
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.tables import Exported, Sheet, SheetSummary, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
@@ -55,7 +55,7 @@ class CoefficientBlock:
     missing: float
 
 
-class Report:
+class Report(Exported):
     """Base of all results: notes, their table, one row of figures, and the printed summary.
 
     A subclass declares the columns of :meth:`glance` in `_GLANCE`, with the attribute of each, implements
@@ -70,6 +70,9 @@ class Report:
     True
     >>> between.diagnostics().columns.tolist(), between.diagnostics()["note"].tolist() == between.notes
     (['kind', 'severity', 'note', 'values'], True)
+    >>> "| age |" in between.to_markdown(), "age &" in between.to_latex()
+    (True, True)
+    >>> between.to_docx("sites.docx")
     >>> between.tidy()["term"].tolist(), between.glance()["df"].tolist()
     (['Intercept', 'age', 'sex'], [9])
     """
@@ -127,6 +130,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         return self.summary().as_html()
+
+    def _printed(self) -> SheetSummary:
+        return self.summary()
 
     # -- hooks of a subclass -----------------------------------------------------------------------
 

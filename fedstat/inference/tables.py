@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from statsmodels.iolib.summary import Summary
 from statsmodels.iolib.table import SimpleTable
 
@@ -60,7 +62,39 @@ class Sheet:
         return sum(self.widths) + self.gap * (len(self.widths) - 1)
 
 
-class SheetSummary(Summary):  # type: ignore[misc]
+class Exported:
+    """Whatever prints as tables, as Markdown, LaTeX and a Word document."""
+
+    __slots__ = ()
+
+    def _printed(self) -> SheetSummary:
+        """Return the tables as they are printed."""
+        raise NotImplementedError
+
+    def to_markdown(self) -> str:
+        """Return what is printed as tables of GitHub's Markdown, notes as a numbered list."""
+        return self._printed().as_markdown()
+
+    def to_latex(self) -> str:
+        """Return what is printed as tables for LaTeX (needs the booktabs package)."""
+        return self._printed().as_latex()
+
+    def to_docx(self, path: str | Path) -> None:
+        """Write what is printed to a Word document: tables with a heading, and numbered notes.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Raises
+        ------
+        ImportError
+            python-docx is not installed: ``pip install fedstat[docx]``.
+        """
+        write_docx(self._printed(), path)
+
+
+class SheetSummary(Exported, Summary):  # type: ignore[misc]
     """Sheets under headlines, with numbered notes, in every form that a notebook or a paper needs.
 
     The `headlines` are above the `sheets`; the `notes` are below, and one line that refers to `more` of them.
@@ -97,6 +131,9 @@ class SheetSummary(Summary):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return self.as_text()
+
+    def _printed(self) -> SheetSummary:
+        return self
 
     def as_text(self) -> str:
         """Text of fixed width."""
@@ -145,6 +182,51 @@ class SheetSummary(Summary):  # type: ignore[misc]
         writer.writerows([[f"[{i}] {note}"] for i, note in enumerate(self.notes, 1)])
         writer.writerows([[self.more]] if self.more else [])
         return buffer.getvalue()
+
+
+def frame_summary(frame: pd.DataFrame, title: str = "") -> SheetSummary:
+    """Return a frame as a printed table, with its index as the first columns."""
+    body = frame.reset_index(allow_duplicates=True)
+    names = [str(name) for name in frame.index.names if name is not None]
+    first = frame.index.nlevels
+    headers = (*(names or [""] * first), *map(str, frame.columns))
+    rows = tuple(tuple(map(_cell, row)) for row in body.astype(object).itertuples(index=False, name=None))
+    widths = tuple(max(map(len, column)) for column in zip(headers, *rows, strict=True))
+    aligns = "l" * first + "r" * (len(headers) - first)
+    return SheetSummary([Sheet(headers, rows, aligns, widths, title, gap=2)])
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def write_docx(summary: SheetSummary, path: str | Path) -> None:
+    """Write tables to a Word document; an ImportError names the extra if python-docx is not installed."""
+    try:
+        import docx  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("Word documents need python-docx: pip install fedstat[docx]") from error
+    document = docx.Document()
+    for headline in summary.headlines:
+        document.add_paragraph().add_run(headline).bold = True
+    for sheet in summary.sheets:
+        if sheet.title:
+            document.add_paragraph().add_run(sheet.title).bold = True
+        head = [sheet.headers] if any(sheet.headers) else []
+        table = document.add_table(rows=0, cols=len(sheet.aligns), style="Table Grid")
+        for place, cells in enumerate([*head, *sheet.rows]):
+            for text, align, cell in zip(cells, sheet.aligns, table.add_row().cells, strict=True):
+                paragraph = cell.paragraphs[0]
+                paragraph.alignment = {"l": 0, "c": 1, "r": 2}[align]
+                paragraph.add_run(text).bold = place < len(head)
+        document.add_paragraph()
+    for note in summary.notes:
+        document.add_paragraph(note, style="List Number")
+    if summary.more:
+        document.add_paragraph(summary.more)
+    document.save(str(path))
 
 
 def numbered(notes: Sequence[str], width: int) -> str:

@@ -19,12 +19,15 @@ from statsmodels.stats.multitest import multipletests
 
 from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike, check_alpha
 from fedstat.inference.hypotheses import (
     Constraints,
     DegreesOfFreedom,
     Hypothesis,
+    TermTests,
+    given_terms,
     read_constraints,
     t_test,
     wald_test,
@@ -55,6 +58,7 @@ from fedstat.inference.tables import (
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.absent_names import ABSENT
+from fedstat.models.checks import check_choice
 from fedstat.models.effects import EffectStatements
 from fedstat.models.saved import READERS, SavedLedger
 from fedstat.typing import Array, Floats
@@ -118,6 +122,8 @@ class Results(Report, Generic[Record]):
     model_name = "Federated fit"
     _record: Record
     _model: Any = None
+    _call: Any = None
+    """The call of the fit, to be repeated with other arguments; none for results from a file."""
     _saved_as: ClassVar[str] = ""
     _record_type: ClassVar[type]
 
@@ -698,6 +704,40 @@ class CoefficientResults(EffectStatements, Results[Any]):
             combine_terms=combine_terms or (),
             df=self._df,
         )
+
+    def terms_test(self, typ: Literal[2, 3] = 2) -> TermTests:
+        """Test every term given others, as ``car::Anova`` of R and ``anova_lm`` of statsmodels.
+
+        Type 2 tests a term given all terms that do not contain it: a main effect is not adjusted for its
+        products. Type 3 tests it given all others; tests of a term with products then depend on the coding of
+        factors, and need one such as ``C(x, Sum)``. Tests are Wald's, with the covariance of the fit.
+
+        Parameters
+        ----------
+        typ : {2, 3}
+
+        Returns
+        -------
+        statsmodels WaldTestResults
+            ``table`` has statistic, p-value and degrees of freedom by term, without the intercept.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOLS.from_formula("num ~ age * sex + C(cp)", partition).fit()
+        >>> fit.terms_test(2).table.round(3)["statistic"].to_dict()
+        {'age': 45.127, 'sex': 54.374, 'C(cp)': 64.823, 'age:sex': 0.293}
+        """
+        check_choice("typ", typ, (2, 3))
+        est, constants = self.estimate, self._constants()
+        tested = [text for text in dict.fromkeys(est.terms) if text not in constants]
+        factors = {text: {factor.text for factor in parse_term(text)} for text in tested}
+        larger = {
+            text: [other for other in tested if typ == 2 and factors[text] < factors[other]]
+            for text in tested
+        }
+        return given_terms(est.params, self._cov(), est.terms, larger, df=self._df)
 
     def _spans(self, restricted: CoefficientResults) -> bool:
         """Whether the columns of another fit are combinations of these; by default names decide."""

@@ -155,6 +155,8 @@ def run_fit(
                 result: Any = estimate(model, attempt, *args, **options)
                 if getattr(result, "_model", result) is None:
                     result._model = model
+                if hasattr(result, "_call"):
+                    result._call = call
                 return cast(Results, result)
             except AliasedColumnsError as error:
                 # What the attempt released stays in the ledger; the sites code the rows again without them.

@@ -394,6 +394,7 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "glm poisson heterogeneity": ("glm poisson", lambda fit: fit.heterogeneity),
     "logistic evaluation": ("logistic", lambda fit: fit.evaluate()),
     "logistic effects": ("logistic", lambda fit: fit.get_margeff()),
+    "logistic subgroups": ("logistic", lambda fit: fit.subgroups("x", ["g", "site"])),
     "logistic heterogeneity": ("logistic", lambda fit: fit.heterogeneity),
     "ols predictions": ("ols", lambda fit: fit.predictions(by="g")),
     "ols comparisons": ("ols", lambda fit: fit.comparisons("g", comparison="lnratio")),

@@ -9,7 +9,7 @@ import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import fedstat as fs
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import DataWarning, ModelError, NotAvailableError
 from fedstat.inference.compare import compare
 
 
@@ -152,7 +152,9 @@ def test_information_criteria_are_below_the_likelihood_and_need_the_same_rows(fa
     fewer = fs.ClientPartition.from_frame(frame.assign(x=frame["x"].where(frame.index % 5 > 0)), by="site")
     with pytest.warns(fs.errors.DataWarning):
         other = getattr(fs, family).from_formula(formula, fewer, **settings).fit()
-    assert "fits have different rows" in " ".join(fs.compare({"a": fit, "b": other}).as_text().split())
+    with pytest.warns(DataWarning, match="fits have different rows"):
+        different = fs.compare({"a": fit, "b": other})
+    assert "fits have different rows" in " ".join(different.as_text().split())
     assert "fits have different rows" not in fs.compare({"a": fit, "b": fit}).as_text()
 
 
@@ -165,3 +167,48 @@ def test_the_criterion_of_a_pooled_glm_is_that_of_the_likelihood():
     shown = fs.compare({"ours": ours, "pooled": pooled}).bottom.droplevel("site")
     for name in ("Log-Likelihood", "AIC", "BIC"):
         assert shown.loc[name, "ours"] == shown.loc[name, "pooled"] != ""
+
+
+def patients():
+    return fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+
+
+def test_exponentials_have_intervals_instead_of_errors():
+    fit = fs.GLORE.from_formula("died ~ age + C(arm)", patients()).fit()
+    table = smf.glm("died ~ age + C(arm)", fs.datasets.make_survival(), family=sm.families.Binomial()).fit(
+        tol=1e-13
+    )
+    found = fs.compare({"ours": fit, "pooled": table}, exponentiate=True)
+    cells = found.coefficients.loc[("", "age")]
+    low, high = np.exp(table.conf_int().loc["age"])
+    assert cells["ours"] == f"{np.exp(table.params['age']):.4f} ({low:.4f}, {high:.4f})*" == cells["pooled"]
+    assert "Exponentials of coefficients, 95 % intervals in brackets" in found.as_text()
+    rows = found.estimates.set_index(["model", "term"]).loc[("ours", "age")]
+    np.testing.assert_allclose(rows, [np.exp(table.params["age"]), low, high], rtol=1e-6)
+
+
+def test_coefficients_are_renamed_in_all_fits_and_drawn():
+    small = fs.GLORE.from_formula("died ~ age + C(arm)", patients()).fit()
+    large = fs.GLORE.from_formula("died ~ age + C(arm) + C(stage)", patients()).fit()
+    table = fs.compare(
+        {"small": small, "large": large}, rename={"C(arm)[T.surgery]": "surgery"}, exponentiate=True
+    )
+    assert table.coefficients.index.get_level_values("name")[:3].tolist() == ["Intercept", "age", "surgery"]
+    ax = table.plot()
+    labels = [one.get_text() for one in ax.get_yticklabels()]
+    assert labels == ["age", "surgery", "C(stage)[T.II]", "C(stage)[T.III]"]
+    assert [one.get_text() for one in ax.get_legend().get_texts()] == ["small", "large"]
+    assert table.plot(intercept=True).get_yticklabels()[0].get_text() == "Intercept"
+    with pytest.raises(ModelError, match="no fit has the coefficient 'sugery'"):
+        fs.compare({"small": small}, rename={"sugery": "x"})
+    with pytest.raises(ModelError, match="the same label"):
+        fs.compare({"small": small}, rename={"age": "Intercept"})
+
+
+def test_fits_of_different_rows_are_warned_about(bare):
+    whole = fs.GLORE.from_formula("died ~ age", patients()).fit()
+    part = fs.GLORE.from_formula("died ~ age", patients(), subset="arm == 'drugs'").fit()
+    with pytest.warns(DataWarning, match="different rows, so that log-likelihoods"):
+        fs.compare({"all": whole, "drugs": part})
+    with pytest.raises(ModelError, match="no fit has coefficients with intervals"):
+        compare({"A": bare}).plot()

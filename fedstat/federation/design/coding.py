@@ -544,6 +544,13 @@ def rows_within(frame: pd.DataFrame, subset: Sequence[str], site: str) -> Bools:
             case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
                 equal = _equals(series[name], level, site, name, "the subset")
                 within &= equal if symbol == "==" else ~equal
+            case Relation(
+                symbol="==" | "!=" as symbol, left=Column(name=name), right=Number(value=value)
+            ) if isinstance(
+                dtype := series[name].dtype, pd.CategoricalDtype
+            ) and pd.api.types.is_numeric_dtype(dtype.categories.dtype):
+                equal = series[name].to_numpy(dtype=object) == value
+                within &= equal if symbol == "==" else ~equal
             case tree:
                 numbers = {name: _numbers(one, site, name, "a subset") for name, one in series.items()}
                 where = _where("subset", expression, site)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
+from fedstat.inference.tables import Exported, SheetSummary, frame_summary
 from fedstat.plotting import (
     COLORS,
     INK,
@@ -34,7 +35,7 @@ LARGE_DIFFERENCE = 0.1
 MOST_LEGENDS = 8
 
 
-class TableFrame(pd.DataFrame):
+class TableFrame(Exported, pd.DataFrame):  # type: ignore[misc]
     """A DataFrame of a table, which :meth:`plot` draws; whatever is computed from it is a plain DataFrame.
 
     Examples
@@ -67,6 +68,9 @@ class TableFrame(pd.DataFrame):
             A box needs the quartiles.
         """
         return DRAWN[str(self.attrs["drawn"])](self.to_frame(), ax)
+
+    def _printed(self) -> SheetSummary:
+        return frame_summary(self.to_frame())
 
     def to_frame(self) -> pd.DataFrame:
         """Return a plain DataFrame, with the plots of pandas."""

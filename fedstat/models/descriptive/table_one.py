@@ -213,10 +213,6 @@ class TableOne(Report):
             out.append("" if np.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}")
         return out
 
-    def to_latex(self) -> str:
-        """Return the table for LaTeX (needs the booktabs package)."""
-        return str(self.to_frame().to_latex())
-
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the largest standardized difference of each variable between groups, or shares of levels.
 

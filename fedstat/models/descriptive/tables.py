@@ -772,7 +772,7 @@ def table_one(
     Returns
     -------
     TableOne
-        ``to_frame()``, ``summary()``, ``to_latex()``; prints as a table.
+        ``to_frame()``, ``summary()``, ``to_latex()``, ``to_docx(path)``; prints as a table.
 
     Raises
     ------

@@ -202,6 +202,8 @@ class HorizontalModel(Explainable):
     """Whether these categories need an order."""
     _columns_from: ClassVar[str] = "formula"
     """The argument that names the columns of the model, in errors."""
+    _given: Mapping[str, Any] = MappingProxyType({})
+    """Settings of from_formula, with which fits of subgroups are made."""
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
 
@@ -311,7 +313,9 @@ class HorizontalModel(Explainable):
         partly = [name for name in held if name not in partition.pooled_columns]
         extra = (partition.site_column, *partly)
         parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, random=cls._random)
-        return cls(parsed, partition, **settings)
+        model = cls(parsed, partition, **settings)
+        model._given = settings
+        return model
 
     def _with_columns_of(self, arguments: Mapping[str, Any]) -> Self:
         """Return the model with the columns of `cov_kwds` among its labels; sites agree on their rows again.

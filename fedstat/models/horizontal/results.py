@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, Remedy
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
@@ -18,6 +18,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.hypotheses import Constraints, HypothesisTest, wald_test
 from fedstat.inference.notes import Note
 from fedstat.inference.plots import draw_effect
 from fedstat.inference.summary import CoefficientBlock
@@ -29,6 +30,7 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import BY_KEY, NOTES
 from fedstat.models.horizontal.prediction import PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
+from fedstat.models.horizontal.subgroups import Subgroups, subgroups
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.typing import Floats
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Found = TypeVar("Found")
+STRAIGHT = 1e-9
+"""Size of second differences, relative to the largest, below which they are those of a line."""
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 
 
@@ -350,6 +354,86 @@ class DesignResults(CoefficientResults):
         )
         frame.attrs["reference"] = found.reference
         return frame
+
+    def test_nonlinearity(self, column: str, *, at: Mapping[str, Any] | None = None) -> HypothesisTest:
+        """Test whether the effect of a numeric column is a straight line, as "Nonlinear" of rms in R.
+
+        It is Wald's test that all terms with the column, such as a spline or polynomial, add up to a line. In
+        a linear model it is the F test against the model with the column itself. No data leave a site.
+
+        Parameters
+        ----------
+        column : str
+        at : mapping, optional
+            Values of columns with which this one interacts; see :meth:`effect`.
+
+        Returns
+        -------
+        statsmodels ContrastResults
+
+        Raises
+        ------
+        ModelError
+            The terms with the column are a line anyway, or see :meth:`effect`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ poly(age, 3) + sex", partition).fit()
+        >>> fit.test_nonlinearity("age").df_denom
+        2
+        """
+        found = effect_contrasts(self.basis.agreement, self._fit.design, column, None, None, at or {})
+        params, cov = self._effect_part()
+        # Second differences on an equidistant grid are zero for lines alone.
+        bends = np.diff(found.X, n=2, axis=0)
+        scale = np.abs(found.X).max(axis=0)
+        scale[scale == 0.0] = 1.0
+        _, s, V = np.linalg.svd(bends / scale, full_matrices=False)
+        if not s.max(initial=0.0) > STRAIGHT:
+            raise ModelError(f"test_nonlinearity: the effect of {column!r} is a straight line in this model")
+        R = V[s > STRAIGHT * s.max()] * scale
+        constraints = Constraints(R, np.zeros(len(R)), (f"nonlinear effect of {column} = 0",))
+        return wald_test(params, cov, constraints, df=self.df_inference)
+
+    def subgroups(self, effect: str, by: str | Sequence[str]) -> Subgroups:
+        """Fit the model within the levels of columns, and test whether an effect differs between levels.
+
+        Each level is one fit of its rows, by `subset`, with the arguments of this fit; the test of
+        interaction is one fit of all rows for each column. Sites without a row of a level take no part in its
+        fit. A level that a site refuses, or whose fit fails, has no estimate, and a note.
+
+        Parameters
+        ----------
+        effect : str
+            A column of the model, or its term, such as ``"arm"`` or ``"C(arm)"``, without products.
+        by : str or list of str
+            Columns of categories, in the model or not.
+
+        Returns
+        -------
+        Subgroups
+            ``tidy()``, ``summary()``, ``plot()``, and ``tests`` of interaction.
+
+        Raises
+        ------
+        ModelError
+            The model has no such effect, or products with it.
+        NotAvailableError
+            The results were read from a file.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ arm + age", partition).fit()
+        >>> fit.subgroups("arm", by=["stage"]).tests["df"].tolist()
+        [2.0]
+        """
+        if self._model is None:
+            raise NotAvailableError("subgroups: this result was read from a file; fit the model again")
+        return subgroups(self, effect, by)
 
     def _effect_part(self) -> tuple[Floats, Floats]:
         """Coefficients of the design's columns, (p,), and their covariance, (p, p)."""

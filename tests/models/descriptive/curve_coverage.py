@@ -141,7 +141,7 @@ def counted(table, competing, grid):
             break
         replies = [site.answer(step, arrays) for site, step, arrays in requests]
     agreement = SimpleNamespace(
-        question=SimpleNamespace(columns=("arm",)),
+        question=SimpleNamespace(columns=("arm",), subset_text=""),
         spec=SimpleNamespace(levels={"arm": ["a", "b"]}),
         sites=[SimpleNamespace(site=name, n=60, n_rows=60) for name in names],
     )
