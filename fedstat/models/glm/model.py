@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import statsmodels.genmod.families as sm_families
@@ -17,6 +19,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models import checks
+from fedstat.models.explain import settled
 from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
@@ -32,10 +35,13 @@ from fedstat.models.glm.variance import (
     leveraged_sums,
     linearized,
     model_based,
+    of_rows,
     sandwich,
 )
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan, warn_of_far_sites
+from fedstat.models.horizontal.session import add
 from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
 # Dry run of a federated GLM: its loops, and what its releases disclose.
@@ -94,6 +100,8 @@ class GLMPlan(OwnFitsPlan):
 
 CovType: TypeAlias = Literal["nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
 COV_TYPES = get_args(CovType)
+OF_ROWS = ("HC0", "HC1")
+"""Sandwiches of the products of the rows' scores."""
 POWERS = {"HC2": 1, "HC3": 2}
 """Power of one minus a row's leverage by which its squared residual is divided."""
 
@@ -260,19 +268,15 @@ class FederatedGLM(HorizontalModel):
             scale = None if scale is None else float(scale)
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
-        self._check_dispersion(dispersion, cov_type)
-        self._check_method(method, cov_type, rounds, dispersion)
-        if cov_type == "robust":
-            rows = sum(row.n for row in self.agreement.sites)
-            cov_type = "HC3" if rows < FEW_ROWS else "HC1"
+        settled_type = self._covariance_type(cov_type, method, rounds, dispersion)
         named = self._with_columns_of({"cov_kwds": cov_kwds})
-        choice = named._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
+        choice = named._choose_covariance(settled_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
             hidden = checks.check_masked(masked, len(model.sites), model._masks_wanted)
             session = model._open_session(FAMILY, hidden)
             form = FirthNewton if method == "firth" else Newton
-            most, meat = maxiter if rounds is None else rounds + 1, choice.cov_type in ("HC0", "HC1")
+            most, meat = maxiter if rounds is None else rounds + 1, choice.cov_type in OF_ROWS
             newton = form(session, model.distribution, most, tol, rounds=rounds, scaletype=scale, meat=meat)
             if dispersion is None:
                 protocol = model._maximize(newton, choice, local)
@@ -288,6 +292,57 @@ class FederatedGLM(HorizontalModel):
             return result
 
         return run_fit(named, call, estimate)
+
+    def _with_covariance(self, result: Any, arguments: Mapping[str, Any]) -> GLMResults:
+        """Estimate another covariance at the estimate of a fit, in one evaluation if it needs any."""
+        given = settled(self.fit, arguments)
+        cov_type = self._covariance_type(
+            given["cov_type"], given["method"], given["rounds"], given["dispersion"]
+        )
+        named, fit, over = self._with_columns_of(given), copy.copy(result._fit), result._record.overdispersion
+        if [row.n for row in named.agreement.sites] != [row.n for row in self.agreement.sites]:
+            return self.fit(**arguments)
+        choice, ledger = named._choose_covariance(cov_type, given["cov_kwds"] or {}), result._ledger
+        if cov_type == "nonrobust":
+            variance = Variance(model_based(fit) if over is None else over.cov)
+        elif cov_type in OF_ROWS and fit.meat is not None:
+            variance = of_rows(fit, cov_type)
+        else:
+
+            def protocol(model: FederatedGLM) -> FitProtocol[tuple[Floats | None, Variance]]:
+                session, meat = model._open_session(FAMILY, fit.masked), cov_type in OF_ROWS
+                newton = Newton(session, fit.distribution, scaletype=given["scale"], meat=meat)
+                return session.hide(model._covariance_at(newton, fit, choice))
+
+            ledger = copy.deepcopy(ledger)
+            fit.meat, variance = named._run_after_fit(f"with_covariance({cov_type!r})", protocol, ledger)
+        found = self._results._of(
+            *(named, fit, variance, choice, result.estimates_dispersion, given["use_t"], ledger, over),
+            given["method"],
+        )
+        found._call = Call("fit", arguments)
+        return found
+
+    def _covariance_at(
+        self, newton: Newton, fit: GLMFit, choice: CovarianceChoice
+    ) -> FitProtocol[tuple[Floats | None, Variance]]:
+        """Request what a covariance needs at the estimate of a fit."""
+        yield from newton.open(local=False)
+        newton.null = fit.null
+        scores = newton.session.request_all("sum_scores", newton.point(fit.gamma))
+        replies = yield scores + newton.judge_requests(fit.gamma, fit.total)
+        if newton.meat:
+            fit = replace(fit, meat=add(replies[len(scores) :], "meat"))
+        return fit.meat, (yield from self._covariance(newton, fit, choice))
+
+    def _covariance_type(self, cov_type: str, method: str, rounds: int | None, dispersion: str | None) -> str:
+        """Check a covariance with the method of the fit, and settle "robust" by the number of rows."""
+        checks.check_choice("cov_type", cov_type, COV_TYPES)
+        self._check_dispersion(dispersion, cov_type)
+        self._check_method(method, cov_type, rounds, dispersion)
+        if cov_type != "robust":
+            return cov_type
+        return "HC3" if sum(row.n for row in self.agreement.sites) < FEW_ROWS else "HC1"
 
     def _choose_covariance(self, cov_type: str, kwds: object) -> CovarianceChoice:
         """Check the columns of clusters and strata."""
@@ -372,11 +427,8 @@ class FederatedGLM(HorizontalModel):
         return fit, Variance(over.cov), over
 
     def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> FitProtocol[Variance]:
-        if fit.meat is not None:
-            # statsmodels' GLM omits the factor of HC1; its OLS has it. Weights count as rows.
-            n = fit.total.weight
-            factor = n / (n - len(fit.gamma)) if choice.cov_type == "HC1" else 1.0
-            return Variance(factor * sandwich(fit, fit.meat))
+        if choice.cov_type in OF_ROWS:
+            return of_rows(fit, choice.cov_type)
         if choice.cov_type in POWERS:
             meat = yield from leveraged_sums(newton.session, fit, POWERS[choice.cov_type])
             return Variance(sandwich(fit, meat))

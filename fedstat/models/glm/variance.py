@@ -170,6 +170,14 @@ def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
     return np.asarray(half @ meat @ half.T)
 
 
+def of_rows(fit: GLMFit, cov_type: str) -> Variance:
+    """Return the sandwich of the rows' scores, for HC1 times n / (n - p)."""
+    assert fit.meat is not None
+    # statsmodels' GLM omits the factor of HC1; its OLS has it. Weights count as rows.
+    n = fit.total.weight
+    return Variance((n / (n - len(fit.gamma)) if cov_type == "HC1" else 1.0) * sandwich(fit, fit.meat))
+
+
 def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> FitProtocol[Floats]:
     """Request the outer products of the rows' scores over a power of one minus their leverages: (p, p).
 

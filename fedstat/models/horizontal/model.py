@@ -336,6 +336,10 @@ class HorizontalModel(Explainable):
         model._report_missing("drop")
         return model
 
+    def _with_covariance(self, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Return the results of a fit with another covariance; by default of the same fit once more."""
+        return self.fit(**arguments)
+
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:
         """Agree on levels, transforms and rows with sites, once: every fit of this model codes alike.
 
@@ -399,12 +403,14 @@ class HorizontalModel(Explainable):
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
-    def _run_after_fit(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
-        """Run a protocol that is not part of a fit.
+    def _run_after_fit(
+        self, call: str, protocol: Callable[[Self], FitProtocol[Fit]], ledger: Ledger | None = None
+    ) -> Fit:
+        """Run a protocol that is not part of a fit; what it releases is entered into a ledger.
 
         Owners with a consent requirement consent to it separately.
         """
-        ledger = self._new_ledger()
+        ledger = self._new_ledger() if ledger is None else ledger
 
         def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)

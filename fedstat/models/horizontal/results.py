@@ -397,6 +397,52 @@ class DesignResults(CoefficientResults):
         constraints = Constraints(R, np.zeros(len(R)), (f"nonlinear effect of {column} = 0",))
         return wald_test(params, cov, constraints, df=self.df_inference)
 
+    def with_covariance(self, cov_type: str, cov_kwds: dict[str, str] | None = None) -> Self:
+        """Return the same estimates with another covariance, as if `fit` had been called with it.
+
+        Of generalized linear models it is computed at the estimate: without a request for "nonrobust", and
+        for "HC0" and "HC1" if the fit has one of them, and otherwise with the rounds of one evaluation. All
+        other families, and rows that lack a column of clusters, are fitted again.
+
+        Parameters
+        ----------
+        cov_type : str
+        cov_kwds : dict, optional
+            As those of `fit`.
+
+        Returns
+        -------
+        Results of the same class
+
+        Raises
+        ------
+        ModelError
+            The family has no such covariance.
+        NotAvailableError
+            The results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", partition).fit()
+        >>> robust = fit.with_covariance("HC1")
+        >>> robust.cov_type, bool((robust.params == fit.params).all())
+        ('HC1', True)
+        >>> robust.with_covariance("nonrobust").bse.equals(fit.bse)
+        True
+        """
+        if self._model is None:
+            raise NotAvailableError("with_covariance: this result was read from a file; fit the model again")
+        given = {name: value for name, value in self._call.arguments.items() if name != "cov_kwds"}
+        given["cov_type"] = cov_type
+        if cov_kwds is not None:
+            given["cov_kwds"] = cov_kwds
+        found: Self = self._model._with_covariance(self, given)
+        return found
+
     def subgroups(self, effect: str, by: str | Sequence[str]) -> Subgroups:
         """Fit the model within the levels of columns, and test whether an effect differs between levels.
 
