@@ -73,6 +73,7 @@ OPTIONAL = {
     "botocore",
     "adbc_driver_postgresql",
     "skfda",
+    "docx",
 }
 BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}
 
