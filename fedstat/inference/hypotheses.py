@@ -206,20 +206,20 @@ def given_terms(
     hypothesis that is orthogonal to them under the covariance (Fox and Weisberg, An R Companion to Applied
     Regression, 2019, as ``car::Anova``).
     """
-    term_of, rows = np.asarray(terms, dtype=object), []
+    term_of, rows = np.asarray(terms, dtype=object), list[tuple[float, ...]]()
     for term, above in larger.items():
         inside = [np.flatnonzero(np.isin(term_of, names)) for names in ([term, *above], list(above))]
         both, rest = (_wald(params, cov, members) for members in inside)
         count = len(inside[0]) - len(inside[1])
         if df is None:
-            p = float(stats.chi2.sf(both - rest, count))
-            rows.append((both - rest, p, count))
+            rows.append((both - rest, float(stats.chi2.sf(both - rest, count)), count))
             continue
-        fewest = df if np.ndim(df) == 0 else np.asarray(df)[inside[0]].min()
+        fewest = float(df if np.ndim(df) == 0 else np.asarray(df)[inside[0]].min())
         F = (both - rest) / count
-        rows.append((F, float(stats.f.sf(F, count, fewest)), count, float(fewest)))
+        rows.append((F, float(stats.f.sf(F, count, fewest)), count, fewest))
     columns = ["statistic", "pvalue", "df_constraint", *(["df_denom"] if df is not None else [])]
     table = pd.DataFrame(rows, index=list(larger), columns=columns)
+    table["df_constraint"] = table["df_constraint"].astype(int)
     return TermTests(None, "chi2" if df is None else "F", None, table=table)
 
 

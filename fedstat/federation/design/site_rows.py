@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -136,13 +137,16 @@ class RowsRequest:
         return " & ".join(self.subset)
 
     def to_json(self) -> str:
-        """Write the question as JSON text."""
-        return codec.to_json(self)
+        """Write the question as JSON text, without a subset as before there were any."""
+        plain = codec.to_plain(self)
+        if not self.subset:
+            del plain["subset"]
+        return json.dumps(plain, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> RowsRequest:
         """Read a question, checked as if a stranger had written it; a MessageError where it is none."""
-        return codec.from_json(cls, text, "the question about a table's rows")
+        return codec.from_json(cls, text, "the question about a table's rows", defaults=True)
 
     def check(self) -> None:
         """Refuse a response that a site cannot compute from its own rows, and too many columns.

@@ -261,6 +261,7 @@ def crosstab(
     if row == column:
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
     left_out: tuple[str, ...] = ()
+    missing: int | None
     if partition.layout == "vertical":
         _check_all_rows(complete, subset)
         pair, levels_of, ledger = _pair(
@@ -271,7 +272,6 @@ def crosstab(
     else:
         model = TableModel(partition, (row,), category=column, complete=complete, subset=subset)
         table, ledger = model.fit(masked=masked)
-        missing: int | None
         counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
         left_out = model.agreement.leaving_out
         rows = tuple(name for (name,) in model.group_names)
