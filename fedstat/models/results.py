@@ -551,6 +551,73 @@ class CoefficientResults(EffectStatements, Results[Any]):
         """How the covariance was estimated."""
         return self.estimate.cov_type
 
+    def ratios(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return exponentials of the coefficients that are ratios, with intervals of level ``1 - alpha``.
+
+        Parameters
+        ----------
+        alpha : float
+
+        Returns
+        -------
+        DataFrame
+            ``odds_ratio``, ``hazard_ratio`` or ``ratio`` (of means), ``conf_low``, ``conf_high``, by
+            coefficient, without constants.
+
+        Raises
+        ------
+        NotAvailableError
+            Exponentials are no ratios with the link of this model.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.ratios().round(2).loc["sex"].to_dict()
+        {'odds_ratio': 4.41, 'conf_low': 3.06, 'conf_high': 6.38}
+        """
+        name = self._ratio_name
+        if not name:
+            raise NotAvailableError(
+                "ratios: exponentials of the coefficients are ratios with the logit and the log link, and in "
+                "models of hazards"
+            )
+        limits = self.conf_int(alpha)
+        frame = pd.DataFrame({name: self.params, "conf_low": limits[0], "conf_high": limits[1]})
+        constants, est = self._constants(), self.estimate
+        kept = [not {name, term} & {*constants} for name, term in zip(est.names, est.terms, strict=True)]
+        return exponentials(frame[kept])
+
+    def odds_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return odds ratios with intervals of level ``1 - alpha``; see :meth:`ratios`.
+
+        Parameters
+        ----------
+        alpha : float
+
+        Returns
+        -------
+        DataFrame
+
+        Raises
+        ------
+        NotAvailableError
+            The link is not the logit.
+        """
+        if self._ratio_name != "odds_ratio":
+            raise NotAvailableError(
+                "odds_ratios: coefficients are logarithms of odds ratios with the logit link only, of "
+                "FederatedOrdinal with distr='logit'"
+            )
+        return self.ratios(alpha)
+
+    @property
+    def _ratio_name(self) -> str:
+        """Name of the exponential of a coefficient, such as ``odds_ratio``; empty if it is no ratio."""
+        ratio = self._effect_words()[1].partition(" of ")[0].partition(" against ")[0]
+        return ratio.replace(" ", "_") if ratio.endswith("ratio") else ""
+
     # -- tests of hypotheses ----------------------------------------------------------------------
 
     def t_test(self, r_matrix: Hypothesis) -> ContrastResults:

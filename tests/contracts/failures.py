@@ -435,10 +435,6 @@ FAILURES = [
     Failure("FederatedOLS", "y ~ xx + w", clean),
     Failure("VFEMRegression", "y ~ x + V", entities),
     Failure("FederatedOLS", "y ~ cr(x, knots=(0, 1), lower_bound=-9, upper_bound=9)", clean),
-    *(
-        Failure(name, "e ~ x", place, {"family": "binomial"})
-        for name, place in {"FederatedGLM": clean, "VFEMGLM": entities, "VerticalGLM": entities}.items()
-    ),
     Failure("FederatedCox", "Surv(time, e) ~ x + C(site)", clean),
     Failure("FederatedOLS", "y ~ x", functools.partial(clean, counts="w", on="ward")),
     Failure("VFEMRegression", EVERY, functools.partial(entities, counts="f")),

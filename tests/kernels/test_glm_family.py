@@ -91,7 +91,7 @@ class OwnLink(links.Log):
 @pytest.mark.parametrize(
     "family, phrase",
     [
-        ("binomial", "family is str"),
+        ("binomal", "expected one of gaussian, binomial"),
         (OwnFamily(), "OwnFamily"),
         (families.Poisson(OwnLink()), "OwnLink"),
         (families.Binomial(links.CDFLink(scipy.stats.logistic)), "CDFLink"),
@@ -143,3 +143,19 @@ def test_a_stranger_s_family_is_refused(text):
 def test_only_families_of_fixed_dispersion_do_not_estimate_it():
     fixed = {str(DistributionSpec.of(f).name) for f in FAMILIES if not DistributionSpec.of(f).estimates_scale}
     assert fixed == {"Binomial", "Poisson", "NegativeBinomial"}
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("binomial", families.Binomial()),
+        ("Poisson", families.Poisson()),
+        ("normal", families.Gaussian()),
+        ("negative binomial", families.NegativeBinomial()),
+        ("inverse_gaussian", families.InverseGaussian()),
+        ("gamma", families.Gamma()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_family_has_a_name(name, family):
+    assert DistributionSpec.of(name) == DistributionSpec.of(family)

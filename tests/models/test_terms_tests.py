@@ -6,7 +6,7 @@ import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import fedstat as fs
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TABLE = fs.datasets.make_survival().assign(
@@ -118,3 +118,34 @@ def test_nonlinearity_at_a_level_of_a_product_and_of_a_line():
         fit.test_nonlinearity("age")
     with pytest.raises(ModelError, match="a straight line in this model"):
         fs.FederatedOLS.from_formula("months ~ age + sex", sites()).fit().test_nonlinearity("age")
+
+
+RATIOS = {
+    "odds_ratio": ("GLORE", "died ~ age + sex", {}),
+    "hazard_ratio": ("FederatedCox", "Surv(months, died) ~ age + sex", {}),
+    "ratio": ("FederatedGLM", "months ~ age + sex", {"family": "poisson"}),
+}
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_ratios_are_exponentials_without_constants(name):
+    kind, formula, settings = RATIOS[name]
+    fit = getattr(fs, kind).from_formula(formula, sites(), **settings).fit()
+    found, expected = fit.ratios(0.1), fit.tidy(0.9, exponentiate=True).set_index("term").loc[["age", "sex"]]
+    assert found.columns.tolist() == [name, "conf_low", "conf_high"]
+    np.testing.assert_allclose(found, expected[["estimate", "conf_low", "conf_high"]], rtol=1e-12)
+    if name == "odds_ratio":
+        assert fit.odds_ratios(0.1).equals(found)
+    else:
+        with pytest.raises(NotAvailableError, match="logit link only"):
+            fit.odds_ratios()
+
+
+def test_ratios_of_categories_have_no_constants_and_of_means_there_are_none():
+    left = "C(stage, levels=['I', 'II', 'III'])"
+    ordinal = fs.FederatedOrdinal.from_formula(f"{left} ~ age", sites()).fit()
+    assert ordinal.odds_ratios().index.tolist() == ["age"]
+    multinomial = fs.FederatedMultinomial.from_formula(f"{left} ~ age", sites()).fit()
+    assert multinomial.odds_ratios().index.tolist() == ["II: age", "III: age"]
+    with pytest.raises(NotAvailableError, match="exponentials of the coefficients are ratios with"):
+        fs.FederatedOLS.from_formula("months ~ age", sites()).fit().ratios()

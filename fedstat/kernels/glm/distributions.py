@@ -16,7 +16,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat import codec
-from fedstat.errors import MessageError, ModelError, Remedy
+from fedstat.errors import MessageError, ModelError
 from fedstat.kernels.glm import quadrature
 from fedstat.kernels.responses import (
     COUNTS,
@@ -320,22 +320,25 @@ class DistributionSpec:
         return f"{self.name}({', '.join([*inner, f'link={link}'])})"
 
     @classmethod
-    def of(cls, family: Family) -> DistributionSpec:
-        """Describe a statsmodels family: an instance, or a class for the family with its default link.
+    def of(cls, family: Family | str) -> DistributionSpec:
+        """Describe a statsmodels family: an instance; a class or name for the family with its default link.
 
         Raises ModelError if it, or its link, cannot be identified by name.
         """
+        if isinstance(family, str):
+            meant = {one.casefold(): one for one in DISTRIBUTIONS} | {"normal": "Gaussian"}
+            name = meant.get(family.casefold().replace(" ", "").replace("_", ""))
+            if name is None:
+                raise ModelError(
+                    f"family: expected one of {', '.join(map(str.lower, DISTRIBUTIONS))}, or a family of "
+                    f"statsmodels, received {family!r}"
+                )
+            family = DISTRIBUTIONS[name].kind()
         if inspect.isclass(family) and issubclass(family, families.Family):
             family = family()
         name = type(family).__name__
         if name not in DISTRIBUTIONS or DISTRIBUTIONS[name].kind is not type(family):
-            meant = {one.casefold(): one for one in DISTRIBUTIONS} | {"normal": "Gaussian"}
-            given = meant.get(family.casefold(), "") if isinstance(family, str) else ""
-            remedy = Remedy("from_formula(..., family=sm.families.{given}()).fit(...)", "use {arguments}")
-            raise ModelError(
-                f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}",
-                remedy=remedy.filled(given=given) if given else None,
-            )
+            raise ModelError(f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}")
         link, numbers = describe_link(family.link)
         own = {number: getattr(family, number) for number in DISTRIBUTIONS[name].numbers}
         for number in numbers.keys() & own.keys():

@@ -23,7 +23,7 @@ from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands
 from fedstat.inference.summary import WIDTH, coefficient_sheet
-from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
+from fedstat.inference.tables import Sheet, number, two_digits, yes_or_no
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
@@ -716,27 +716,6 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", reco
             "conf_high": estimate + half,
         }
         return pd.DataFrame(columns, index=index)
-
-    def odds_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Ratios of the odds of a higher category, with intervals of level ``1 - alpha``.
-
-        Returns
-        -------
-        DataFrame
-            ``odds_ratio``, ``conf_low``, ``conf_high``, by coefficient.
-
-        Raises
-        ------
-        NotAvailableError
-            The link is not the logit.
-        """
-        if self._record.fit.request.link != "logit":
-            raise NotAvailableError(
-                "odds_ratios: coefficients are logarithms of odds ratios with distr='logit' only"
-            )
-        limits, kept = self.conf_int(alpha), len(self.params) - len(self.categories) + 1
-        columns = {"odds_ratio": self.params, "conf_low": limits[0], "conf_high": limits[1]}
-        return pd.DataFrame({name: exponentials(column.iloc[:kept]) for name, column in columns.items()})
 
     def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
         """One row per coefficient and threshold; exponentials, such as odds ratios, of coefficients only."""

@@ -309,9 +309,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         DataFrame
             ``hazard_ratio``, ``conf_low``, ``conf_high``, by coefficient.
         """
-        limits = self.conf_int(alpha)
-        columns = {"hazard_ratio": self.params, "conf_low": limits[0], "conf_high": limits[1]}
-        return pd.DataFrame({name: exponentials(column) for name, column in columns.items()})
+        return self.ratios(alpha)
 
     def predict(
         self,

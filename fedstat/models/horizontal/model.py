@@ -262,8 +262,8 @@ class HorizontalModel(Explainable):
             side has random effects, ``(1 + x | group)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
-        family : statsmodels family, optional
-            Such as ``sm.families.Poisson()``, with its link.
+        family : statsmodels family or str, optional
+            Such as ``sm.families.Poisson()``, with its link; or a name, ``"poisson"``, with the usual one.
         offset, exposure : str, optional
             Columns; the logarithm of the exposure is an offset.
         freq_weights, var_weights : str, optional

@@ -256,7 +256,7 @@ ROLES = {
     "centered": ("center(x) ~ z", F.Gaussian(), {}, "on the left side needs the rows of all sites"),
     "text response": ("text ~ x", F.Binomial(), {}, "'text' at site 'A' holds categories.*== 'level'"),
     "counts": ("cbind(count, negative) ~ x", F.Binomial(), {}, "at site 'A': a count is negative for"),
-    "family": ("y ~ x", "binomial", {}, "family is str; expected a statsmodels family"),
+    "family": ("y ~ x", "binomal", {}, "family: expected one of .*, received 'binomal'"),
     "missing": ("y ~ x", F.Binomial(), {"missing": "no"}, 'missing: expected "drop" or "raise", received'),
     "raise": ("y ~ x + z", F.Binomial(), {"missing": "raise"}, "1 at 'A'; pass missing=\"drop\""),
     "spline": ("y ~ bs(x, df=4)", F.Binomial(), {}, r"needs knots=..., lower_bound=... and upper_bound"),
