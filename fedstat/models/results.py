@@ -587,7 +587,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         frame = pd.DataFrame({name: self.params, "conf_low": limits[0], "conf_high": limits[1]})
         constants, est = self._constants(), self.estimate
         kept = [not {name, term} & {*constants} for name, term in zip(est.names, est.terms, strict=True)]
-        return exponentials(frame[kept])
+        return pd.DataFrame(exponentials(frame[kept]))
 
     def odds_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return odds ratios with intervals of level ``1 - alpha``; see :meth:`ratios`.
@@ -794,7 +794,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
         >>> fit = fs.FederatedOLS.from_formula("num ~ age * sex + C(cp)", partition).fit()
         >>> fit.terms_test(2).table.round(3)["statistic"].to_dict()
-        {'age': 45.127, 'sex': 54.374, 'C(cp)': 64.823, 'age:sex': 0.293}
+        {'age': 68.759, 'sex': 38.529, 'C(cp)': 64.115, 'age:sex': 7.403}
         """
         check_choice("typ", typ, (2, 3))
         est, constants = self.estimate, self._constants()

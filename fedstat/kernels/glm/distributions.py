@@ -320,7 +320,7 @@ class DistributionSpec:
         return f"{self.name}({', '.join([*inner, f'link={link}'])})"
 
     @classmethod
-    def of(cls, family: Family | str) -> DistributionSpec:
+    def of(cls, family: Any) -> DistributionSpec:
         """Describe a statsmodels family: an instance; a class or name for the family with its default link.
 
         Raises ModelError if it, or its link, cannot be identified by name.

@@ -395,8 +395,8 @@ class DesignResults(CoefficientResults):
             raise ModelError(f"test_nonlinearity: the effect of {column!r} is a straight line in this model")
         R = V[s > STRAIGHT * s.max()] * scale
         constraints = Constraints(R, np.zeros(len(R)), (f"nonlinear effect of {column} = 0",))
-        found: HypothesisTest = wald_test(params, cov, constraints, df=self.df_inference)
-        return found
+        test: HypothesisTest = wald_test(params, cov, constraints, df=self.df_inference)
+        return test
 
     def with_covariance(self, cov_type: str, cov_kwds: dict[str, str] | None = None) -> Self:
         """Return the same estimates with another covariance, as if `fit` had been called with it.
