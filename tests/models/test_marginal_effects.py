@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 import patsy
@@ -116,6 +118,12 @@ OVER_COLUMNS = {
 }  # fmt: skip
 
 
+@cache
+def fitted(case):
+    """A fit that several tests read."""
+    return (OVER_ROWS | OVER_COLUMNS)[case][0]()
+
+
 def test_every_class_with_marginal_effects_is_compared():
     kinds = (getattr(fs.results, name) for name in fs.results.__all__)
     have = {
@@ -145,9 +153,9 @@ def slopes(effect, at, cov):
 
 @pytest.mark.parametrize("case", OVER_ROWS | OVER_COLUMNS)
 def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(case):
-    make, oracle = (OVER_ROWS | OVER_COLUMNS)[case]
+    _, oracle = (OVER_ROWS | OVER_COLUMNS)[case]
     # The derivatives of v and w are no combinations of columns, and stay at their site.
-    names, fit = EFFECTS[:4] if case in OVER_COLUMNS else EFFECTS, make()
+    names, fit = EFFECTS[:4] if case in OVER_COLUMNS else EFFECTS, fitted(case)
     at, cov, means = oracle(fit)
     found = fit.get_margeff()
     rows = case in OVER_ROWS and hasattr(fit, "_record")
@@ -169,7 +177,7 @@ def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(case):
 
 @pytest.mark.parametrize("case", OVER_COLUMNS)
 def test_what_stays_at_a_site_has_a_note(case):
-    text = " ".join(str(OVER_COLUMNS[case][0]().get_margeff()).split())
+    text = " ".join(str(fitted(case).get_margeff()).split())
     assert "v, w: not shown, since its derivative is no combination of the columns" in text
 
 
@@ -179,7 +187,8 @@ GRID = pd.DataFrame({"x": [0.3, -1.0], "z": [1.5, 2.5], "g": ["b", "c"], "v": [2
 
 
 def at_rows(frame, columns, means):
-    return lambda b: means(design(frame, columns), b)
+    X = design(frame, columns)
+    return lambda b: means(X, b)
 
 
 def statements(columns, means, sites):
@@ -209,17 +218,11 @@ def statements(columns, means, sites):
     )
     yield "grid", lambda fit: fit.predictions(at=GRID), grid
     yield "slopes", lambda fit: fit.slopes("z", at=GRID), lambda b: (high(b) - low(b)) / (2 * H)
+    first = {name: at_rows(GRID.iloc[:1].assign(g=name), columns, means) for name in "abc"}
     yield (
         "pairs",
         lambda fit: fit.comparisons({"g": "sequential"}, at=GRID.iloc[:1], comparison="lift"),
-        lambda b: np.concatenate(
-            [
-                at_rows(GRID.iloc[:1].assign(g=one), columns, means)(b)
-                / at_rows(GRID.iloc[:1].assign(g=other), columns, means)(b)
-                - 1
-                for other, one in ("ab", "bc")
-            ]
-        ),
+        lambda b: np.concatenate([first[one](b) / first[other](b) - 1 for other, one in ("ab", "bc")]),
     )
     if not sites:
         return
@@ -235,12 +238,11 @@ def statements(columns, means, sites):
         lambda fit: fit.comparisons({"x": 0.5}, by="g"),
         lambda b: by(plus(b) - now(b)),
     )
+    one, three = (at_rows(FRAME.assign(z=z), columns, means) for z in (1.0, 3.0))
     yield (
         "values",
         lambda fit: fit.comparisons({"z": (1, 3)}),
-        lambda b: (
-            at_rows(FRAME.assign(z=3.0), columns, means)(b) - at_rows(FRAME.assign(z=1.0), columns, means)(b)
-        ).mean(axis=0, keepdims=True),
+        lambda b: (three(b) - one(b)).mean(axis=0, keepdims=True),
     )
     yield (
         "odds",
@@ -251,8 +253,8 @@ def statements(columns, means, sites):
 
 @pytest.mark.parametrize("case", OVER_ROWS | OVER_COLUMNS)
 def test_statements_and_errors_are_those_of_the_pooled_prediction(case):
-    make, oracle = (OVER_ROWS | OVER_COLUMNS)[case]
-    fit = make()
+    _, oracle = (OVER_ROWS | OVER_COLUMNS)[case]
+    fit = fitted(case)
     params, cov, means = oracle(fit)
     rows = case in OVER_ROWS
     columns = fit._record.fit.design.names if rows else fit.params.index
