@@ -111,6 +111,7 @@ def test_least_squares_are_those_of_statsmodels():
     assert ours.df_resid == theirs.df_resid
 
 
+@pytest.mark.slow
 def test_the_joint_test_has_its_level():
     """Three tenths of two columns missing, imputed from their law; .05 of 300 has an error of .0126."""
     rng = np.random.default_rng(3)
