@@ -42,7 +42,7 @@ def line(bits=9):
 MEANS = {"cubic": cubic, "rare events": lambda: cubic(-5.0), "line": line}
 
 
-def reached(mean, holder, moving, rng, tries=1_500):
+def reached(mean, holder, moving, rng, tries=500):
     """Largest change of the sums, squared and in real numbers, that was found by replacing parts of a record.
 
     In the integers that sites use: scores at the end of their length, parts at the ends of their range or
@@ -222,10 +222,10 @@ def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family
 def test_the_covariance_is_that_of_steps_from_one_start():
     """Steps on many tables of one law, from what was released of another: their spread."""
     rng = np.random.default_rng(7)
-    columns = draw_columns(20_000, rng)
+    columns = draw_columns(10_000, rng)
     design, release = released("Binomial", columns, draw_response("Binomial", columns, rng))
     fit = estimate(design, release, POINTS)
-    n, deviation, found = 3_000, 20.0, []
+    n, deviation, found = 1_500, 15.0, []
     request = plan_score(fit, "Y", n, 4.0)
     b = fit.root.params
     for _ in range(150):
