@@ -17,6 +17,7 @@ import pytest
 from seeded_secrets import SECRETS, draw_from_seeds
 from threadpoolctl import threadpool_limits
 
+from fedstat.kernels.compiled import compiled_families
 from fedstat.models import INSTALLED
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
@@ -50,14 +51,15 @@ def pytest_cmdline_main(config):
 
 
 def pytest_sessionstart(session):
-    """Compile the kernels before the processes of a complete run begin, each family in one process.
+    """Compile kernels that are not yet compiled before the processes of a complete run begin.
 
     Processes that need the same kernel at the same time would compile it once each. Kernels that were just
     compiled also differ in their last bits from those that other processes read from numba's cache, and tests
     compare the bits of sites in both.
     """
     if session.config.stash.get(COMPLETE, False):
-        count, families = session.config.option.numprocesses, list(INSTALLED)
+        count, compiled = session.config.option.numprocesses, compiled_families()
+        families = [family for family in INSTALLED if family not in compiled]
         command, place = [sys.executable, "-m", "fedstat.warm_up"], session.config.rootpath
         started = [
             subprocess.Popen([*command, *families[first::count]], cwd=place, stdout=subprocess.DEVNULL)
