@@ -47,7 +47,7 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     blocks, y = make(family)
     # The response is standardized: so are its lambdas.
     unit = y.std() if family == "Gaussian" else 1.0
-    found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=600, clip=50.0)
+    found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=300, clip=50.0)
     X = np.hstack(blocks)
     Z = np.column_stack([np.ones(len(y)), (X - X.mean(axis=0)) / X.std(axis=0)])
     groups = CoefficientGroups.single(10, np.r_[0.0, np.ones(9)])

@@ -84,11 +84,11 @@ def test_the_fewest_entities_between_two_divisions():
 @pytest.mark.parametrize("family", [None, sm.families.Poisson()])
 def test_a_model_is_fitted_again_with_other_folds_and_halves(family):
     model = make_model(make_table(N, response="normal" if family is None else "count"), family=family)
-    model.fit(n_lambdas=5)
+    model.fit(n_lambdas=3)
     for seed in (1, 2):
-        model.fit(select="cv", folds=3, seed=seed, n_lambdas=5)
-        model.fit(inference="split", seed=seed, n_lambdas=5)
-    assert model.fit(n_lambdas=5).converged
+        model.fit(select="cv", folds=3, seed=seed, n_lambdas=3)
+        model.fit(inference="split", seed=seed, n_lambdas=3)
+    assert model.fit(n_lambdas=3).converged
 
 
 def test_means_with_missing_blocks_are_over_the_entities_of_released_patterns():

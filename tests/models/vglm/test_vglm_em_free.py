@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_vglm_em import MISSING, SIZES, RowwiseEM, model_of, moments_of
+from test_vglm_em import MISSING, SIZES, RowsEM, model_of, moments_of
 
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, ModelError
@@ -20,7 +20,7 @@ def free(**options):
     return model_of(between="free", **options)
 
 
-class RowwiseFreeEM(RowwiseEM):
+class RowsFreeEM(RowsEM):
     """The same with one covariance of all columns."""
 
     def __init__(self, table, names):
@@ -32,7 +32,7 @@ class RowwiseFreeEM(RowwiseEM):
 def test_it_is_the_limit_of_penalized_em_over_rows(penalty):
     result = free(penalty=penalty).fit(n_lambdas=8, ratio=3e-2, algorithm="descent")
     lam, row = result.path.index[5], result.path_params.iloc[5]
-    rows = RowwiseFreeEM(MISSING, list(row.index[1:]))
+    rows = RowsFreeEM(MISSING, list(row.index[1:]))
     rows.beta = row.iloc[1:].to_numpy() * rows.scale / rows.sd  # from ours it must not move
     rows.run(Penalty(penalty), lam / rows.sd, 600, 1e-10)
     assert 0 < np.count_nonzero(rows.beta) < 12
