@@ -10,8 +10,35 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, log_ndtr
 from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 
+EPS, STEP = 1e-30, 1e-4
 SCALE = 1
 """Place of the residual variance in the vector of parameters; it has no meaning here."""
+
+
+def hessian_information(theta, glm, linear, columns):
+    """Numerical Hessian of the log-likelihood times -1, by the chain rule.
+
+    Integrals are differentiated in mean and variance of each entity's predictor, and these two in theta.
+    """
+    theta = np.asarray(theta)
+    m, v = linear(theta)
+    h = STEP * np.where(v > 0.0, v, 1.0)
+
+    def slopes(m, v):
+        parts = glm.log_response(m + 1j * EPS, v), glm.log_response(m, v + 1j * EPS)
+        return np.array([part.imag / EPS for part in parts])
+
+    by_m = (slopes(m + STEP, v) - slopes(m - STEP, v)) / (2.0 * STEP)
+    by_v = (slopes(m, v + h) - slopes(m, v - h)) / (2.0 * h)
+    first = slopes(m, v)
+    J = [approx_fprime_cs(theta, lambda at, part=part: linear(at)[part]) for part in (0, 1)]
+
+    def at_first(at):
+        return np.sum(first * linear(at)) + columns(at).sum()
+
+    cross = (J[0].T * by_m[1]) @ J[1]
+    squares = (J[0].T * by_m[0]) @ J[0] + (J[1].T * by_v[1]) @ J[1]
+    return -(squares + cross + cross.T + approx_hess_cs(theta, at_first))
 
 
 class PooledGLM(Pooled):
@@ -42,13 +69,24 @@ class PooledGLM(Pooled):
             v[~has] += b @ S @ b
         return m, v
 
-    def loglike_obs(self, theta):
-        theta = np.asarray(theta)
-        m, v = self.linear(theta)
-        terms = self.log_w + self.log_mass(self.y[:, None], m[:, None] + np.sqrt(v)[:, None] * self.x)
+    def log_response(self, m, v):
+        """Log-likelihood of every response; an integral where columns are missing."""
+        out, lacks = self.log_mass(self.y, m + 0.0 * v), ~self.seen.all(axis=1)
+        eta = m[lacks, None] + np.sqrt(v[lacks])[:, None] * self.x
+        terms = self.log_w + self.log_mass(self.y[lacks, None], eta)
         top = terms.real.max(axis=1)
-        out = top + np.log(np.exp(terms - top[:, None]).sum(axis=1))
+        out[lacks] = top + np.log(np.exp(terms - top[:, None]).sum(axis=1))
+        return out
+
+    def loglike_obs(self, theta):
+        m, v = self.linear(theta)
+        return self.log_response(m, v) + self.columns(theta)
+
+    def columns(self, theta):
+        """Log-likelihood of the columns of every entity."""
+        theta = np.asarray(theta)
         _, _, _, mus, Sigmas = self.unpack(theta)
+        out = np.zeros(len(self.y), dtype=theta.dtype)
         for k, (mu, S) in enumerate(zip(mus, Sigmas, strict=True)):
             has = self.seen[:, k]
             U = self.blocks[k][has] - mu
@@ -94,7 +132,7 @@ class PooledGLM(Pooled):
         return approx_fprime_cs(theta, self.loglike)
 
     def information(self, theta):
-        return -approx_hess_cs(theta, self.loglike)[np.ix_(self.free, self.free)]
+        return hessian_information(theta, self, self.linear, self.columns)[np.ix_(self.free, self.free)]
 
     def covariance(self, theta):
         """Inverse information of all parameters; that of the residual variance is zero."""

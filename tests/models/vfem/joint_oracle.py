@@ -6,10 +6,10 @@ that complex steps differentiate it. Parameters: beta0, beta (P,), mu (P,), vech
 
 import numpy as np
 import pandas as pd
-from glm_oracle import PooledGLM
+from glm_oracle import PooledGLM, hessian_information
 from oracle import Study
 from scipy.optimize import minimize
-from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
+from statsmodels.tools.numdiff import approx_fprime_cs
 
 
 class PooledJoint:
@@ -59,24 +59,21 @@ class PooledJoint:
 
     def loglike(self, theta):
         m, v = self.linear(theta)
-        glm = self.glm
-        terms = glm.log_w + glm.log_mass(self.y[:, None], m[:, None] + np.sqrt(v)[:, None] * glm.x)
-        top = terms.real.max(axis=1)
-        return np.sum(top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) + self.columns(theta))
+        return np.sum(self.glm.log_response(m, v) + self.columns(theta))
 
     def score(self, theta):
         return approx_fprime_cs(theta, self.loglike)
 
     def information(self, theta):
-        return -approx_hess_cs(theta, self.loglike)
+        return hessian_information(theta, self.glm, self.linear, self.columns)
 
     @property
     def reported(self):
         """Places of beta0 and beta."""
         return np.arange(1 + self.P)
 
-    def bse(self, theta):
-        return np.sqrt(np.diag(np.linalg.inv(self.information(theta))))[self.reported]
+    def bse(self, information):
+        return np.sqrt(np.diag(np.linalg.inv(information)))[self.reported]
 
     def mean(self, theta):
         """E[y | what is seen], (n,)."""

@@ -24,11 +24,12 @@ from fedstat.models.vfem.outcome import origin_jacobian
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
 TIGHT = ITERATIVE | {"tol": 1e-11, "cross_products": "exact"}
+CORRELATED = "four correlated clients, MAR"
 STUDIES = {
     "three clients, MAR": lambda: simulate(seed=0, n=500),
     "four clients, MCAR": lambda: four_clients(seed=6, missing="mcar"),
     "four clients, MAR": lambda: four_clients(seed=7),
-    "four correlated clients, MAR": lambda: four_clients(seed=8, between=0.7),
+    CORRELATED: lambda: four_clients(seed=8, between=0.7),
 }
 
 
@@ -47,9 +48,14 @@ def assert_close(one, other, tolerance):
     np.testing.assert_allclose(one / np.outer(scale, scale), other / np.outer(scale, scale), atol=tolerance)
 
 
-@pytest.mark.parametrize("cov_type", ["observed", "expected", "sem"])
-def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
+@pytest.mark.parametrize(
+    ("name", "cov_type"),
+    [*((name, "observed") for name in STUDIES), (CORRELATED, "expected"), (CORRELATED, "sem")],
+)
+def test_every_type_is_that_of_the_iterative_exchange(name, cov_type):
     """Information of (a, s2, beta_1, mu_1, ...); the sites here allow small groups."""
+    study = STUDIES[name]()
+    fit = fit_joint_model(moments_of(study), "independent")
     expected = study.model().fit(**packed(cov_type=cov_type, **TIGHT)).covariance.psi
     assert_close(moments_covariance(fit, cov_type).psi, expected, 1e-6)
 

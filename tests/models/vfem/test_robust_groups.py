@@ -68,7 +68,7 @@ def test_scores_of_groups_add_up_to_the_score():
 
 
 def test_the_sandwich_agrees_with_the_jackknife_that_leaves_out_groups():
-    groups = 300
+    groups = 150
     moments = grouped(groups)
     edges, one = np.ones((3, 3), bool), np.zeros(groups, dtype=int)
     fit = fit_joint_normal(moments.together(one, moments.seen[:1]), edges)

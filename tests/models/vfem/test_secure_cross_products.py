@@ -25,9 +25,14 @@ def study():
     return simulate(seed=4, n=400, holder="Registry")
 
 
-@pytest.mark.parametrize("cov_type", ["observed", "robust", "sem"])
 @pytest.mark.parametrize(
-    ("holder", "coordinator"), [("Bank", None), ("Registry", None), ("Registry", "apart")]
+    ("cov_type", "holder", "coordinator"),
+    [
+        ("observed", "Bank", None),
+        ("observed", "Registry", None),
+        ("robust", "Registry", "apart"),
+        ("sem", "Bank", None),
+    ],
 )
 def test_the_covariance_is_that_of_exchanged_columns(cov_type, holder, coordinator):
     model = simulate(seed=4, n=400, holder=holder).model(coordinator=coordinator)

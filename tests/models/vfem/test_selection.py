@@ -55,11 +55,11 @@ CASES = [
 
 @pytest.mark.parametrize(("between", "penalty", "criterion", "options"), CASES)
 def test_equal_to_the_vertical_model_on_the_same_data(partition, fits, between, penalty, criterion, options):
-    found = fits[between].select(penalty, criterion, n_lambdas=12, **options)
+    found = fits[between].select(penalty, criterion, n_lambdas=6, **options)
     model = fs.VerticalGLM.from_formula(
         "y ~ .", partition, penalty=penalty, missing="em", between=between, **options
     )
-    other = model.fit(select=criterion, n_lambdas=12)
+    other = model.fit(select=criterion, n_lambdas=6)
     np.testing.assert_allclose(found.path_params, other.path_params, atol=1e-8)
     pd.testing.assert_series_equal(found.params, other.params)
     assert found.lam == pytest.approx(other.lam) and found.bic == pytest.approx(other.bic)

@@ -61,7 +61,7 @@ def test_owners_are_asked_before_sums_leave():
     assert all(len(site.pending) == 1 for site in partition.sites.values())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["Binomial", pytest.param("Poisson", marks=pytest.mark.slow)])
 def test_a_response_that_is_not_normal_keeps_the_level(family):
     """Rejections at .05 of 200 data sets of 500 entities; all but none where the response decides."""
     rng, rejected = np.random.default_rng(5), {"chance": [], "response": []}

@@ -8,7 +8,7 @@ import statsmodels.api as sm
 from glm_oracle import PooledGLM, glm_study, glm_theta
 from joint_oracle import PooledJoint, correlated
 from scipy.special import loggamma
-from statsmodels.tools.numdiff import approx_fprime_cs
+from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 from test_free_glm import all_parameters, as_counted
 
 import fedstat as fs
@@ -36,6 +36,12 @@ class PooledCounts(PooledGLM):
         log_p = y * (eta + np.log(self.alpha)) - (y + theta) * np.log1p(self.alpha * np.exp(eta))
         return log_p + loggamma(y + theta) - loggamma(theta + 0j * y) - loggamma(y + 1.0)
 
+    def information(self, theta):
+        if self.known is not None:
+            self.alpha = self.known
+            return super().information(theta)
+        return -approx_hess_cs(theta, self.loglike)
+
     @property
     def free(self):
         return super().free if self.known is not None else np.arange(len(self.start()))
@@ -59,8 +65,7 @@ def make(study, alpha=ALPHA):
     return fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(alpha), between="independent")
 
 
-@pytest.mark.parametrize("estimated", [False, True])
-@pytest.mark.parametrize("how", ["exact", "secure"])
+@pytest.mark.parametrize(("estimated", "how"), [(False, "secure"), (True, "exact"), (True, "secure")])
 def test_it_is_the_maximum_of_the_pooled_likelihood_and_its_information(estimated, how):
     study = counts(holder="Registry")
     model = make(study, 1.0 if estimated else ALPHA)
@@ -203,12 +208,15 @@ class PooledJointCounts(PooledJoint):
         self.glm.alpha = np.exp(np.asarray(theta)[-1])
         return super().loglike(np.asarray(theta)[:-1])
 
+    def information(self, theta):
+        return -approx_hess_cs(theta, self.loglike)
+
 
 def test_alpha_is_estimated_where_columns_depend_between_sites():
     """Oracle: numerical derivatives of the likelihood of all entities, integrated in numpy."""
-    study = correlated(3, 900, shares=(0.0, 0.4, 0.5), count=True)
+    study = correlated(3, 500, shares=(0.0, 0.4, 0.5), count=True)
     rng = np.random.default_rng(5)
-    study.table["y"] = rng.poisson(study.table["y"] * rng.gamma(2.0, 0.5, 900)).astype(float)
+    study.table["y"] = rng.poisson(study.table["y"] * rng.gamma(2.0, 0.5, 500)).astype(float)
     model = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(1.0))
     result = model.fit(dispersion="ml")
     alpha = result._fit.distribution.alpha
@@ -220,7 +228,7 @@ def test_alpha_is_estimated_where_columns_depend_between_sites():
     information = oracle.information(theta)
     assert result.converged and result._fit.estimates_alpha
     assert np.abs(oracle.score(theta) / np.sqrt(np.diag(information))).max() < 1e-5
-    np.testing.assert_allclose(result.bse, oracle.bse(theta), rtol=1e-4)
+    np.testing.assert_allclose(result.bse, oracle.bse(information), rtol=1e-4)
     apart = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(1.0), between="independent")
     assert result.llnull == pytest.approx(apart.fit(dispersion="ml", cov_type="none").llnull, rel=1e-6)
     known = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(alpha)).fit()
