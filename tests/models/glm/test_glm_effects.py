@@ -32,7 +32,7 @@ def table():
 
 def fitted(table, terms, family=fs.GLORE, response="num > 0"):
     partition = fs.ClientPartition.from_frame(table, by="hospital")
-    return family.from_formula(f"{response} ~ {terms} + sex + C(cp)", partition).fit()
+    return family.from_formula(f"{response} ~ {terms} + sex + C(cp)", partition).fit(local=False)
 
 
 @pytest.mark.parametrize("family", [fs.GLORE, fs.FederatedOLS])

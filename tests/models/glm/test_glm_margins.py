@@ -38,7 +38,7 @@ ASKED = [
 def both(case, right=RIGHT, **fit):
     response, family = FITS[case]
     ours = fs.FederatedGLM.from_formula(f"{response} ~ {right}", partition(FRAME), family=family).fit(
-        use_t=False, **fit
+        use_t=False, local=False, **fit
     )
     theirs = fit_pooled(f"{response} ~ {right}", FRAME, family, **fit)
     return ours, theirs

@@ -16,7 +16,7 @@ def fit(frame=FRAME, response="over", **arguments):
     model = fs.FederatedGLM.from_formula(
         f"{response} ~ x + C(g)", partition(frame), family=sm.families.NegativeBinomial(alpha=1.0)
     )
-    return model.fit(**({"dispersion": "ml"} | arguments))
+    return model.fit(**({"dispersion": "ml", "local": False} | arguments))
 
 
 def test_alpha_and_standard_errors_are_those_of_the_stacked_table():

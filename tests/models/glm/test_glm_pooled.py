@@ -104,7 +104,7 @@ def federated(case, frame=FRAME, **fit):
     model = fs.FederatedGLM.from_formula(
         f"{response} ~ {right}", partition(frame), family=family, labels=["ward", "region"], **known
     )
-    return model.fit(**fit)
+    return model.fit(local=False, **fit)
 
 
 def agree(ours, theirs, what):
@@ -161,7 +161,7 @@ def test_sandwich_is_that_of_statsmodels(case):
     agree_covariance(ours.cov_params(), theirs.cov_params())
 
 
-@pytest.mark.parametrize("case", ROBUST)
+@pytest.mark.parametrize("case", ["counts freq", "gaussian both", "site effects"])
 def test_hc1_has_the_correction_for_coefficients(case):
     """statsmodels' GLM gives HC0 under this name; its own function with the correction is the reference."""
     ours, theirs = federated(case, cov_type="HC1"), reference(case)

@@ -18,7 +18,7 @@ FRAME = table(seed=5)
 def fit(formula="binary ~ x + z", family=None, frame=FRAME, use_t=None, **roles):
     return fs.FederatedGLM.from_formula(
         formula, partition(frame), family=family or sm.families.Binomial(), **roles
-    ).fit(use_t=use_t)
+    ).fit(use_t=use_t, local=False)
 
 
 def test_likelihood_ratio_is_that_of_the_stacked_table():

@@ -83,7 +83,9 @@ FORMULAS = {
     ids=["logit", "probit", "poisson", "gaussian"],
 )  # fmt: skip
 def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(right, response, family):
-    ours = fs.FederatedGLM.from_formula(f"{response} ~ {right}", POOLED, family=family).fit(use_t=False)
+    ours = fs.FederatedGLM.from_formula(f"{response} ~ {right}", POOLED, family=family).fit(
+        use_t=False, local=False
+    )
     theirs = smf.glm(f"{response} ~ {right}", FRAME, family=family).fit()
     found = ours.get_margeff()
     assert not [name for name in found.margeff.index if ":" in name or "**" in name]
@@ -101,17 +103,19 @@ def test_effects_and_errors_are_derivatives_of_the_pooled_prediction(right, resp
 
 def test_weights_at_the_mean_and_elasticities():
     text = "e ~ x + I(x ** 2) + z"
-    ours = fs.FederatedGLM.from_formula(text, POOLED, family=BINOMIAL, freq_weights="w").fit()
+    ours = fs.FederatedGLM.from_formula(text, POOLED, family=BINOMIAL, freq_weights="w").fit(local=False)
     theirs = smf.glm(text, FRAME, family=BINOMIAL, freq_weights=FRAME["w"]).fit()
     check(ours.get_margeff(), "x", theirs, derivative("x"), BINOMIAL, weights=FRAME["w"])
-    linear = fs.FederatedGLM.from_formula("y ~ x * z", POOLED, family=F.Gaussian(), freq_weights="w").fit()
+    linear = fs.FederatedGLM.from_formula("y ~ x * z", POOLED, family=F.Gaussian(), freq_weights="w").fit(
+        local=False
+    )
     pooled = smf.glm("y ~ x * z", FRAME, family=F.Gaussian(), freq_weights=FRAME["w"]).fit()
     found = linear.get_margeff().margeff["x"]
     assert found == pytest.approx(
         mean_change(pooled, derivative("x"), F.Gaussian(), FRAME["w"])(pooled.params.to_numpy())
     )
     # At the means of the columns, of the square as well; and by the logarithm of x.
-    plain = fs.FederatedGLM.from_formula(text, POOLED, family=BINOMIAL).fit()
+    plain = fs.FederatedGLM.from_formula(text, POOLED, family=BINOMIAL).fit(local=False)
     pooled = smf.glm(text, FRAME, family=BINOMIAL).fit()
     b, mean = pooled.params, [1.0, FRAME["x"].mean(), (FRAME["x"] ** 2).mean(), FRAME["z"].mean()]
     p = 1 / (1 + np.exp(-float(b.to_numpy() @ mean)))
@@ -121,27 +125,29 @@ def test_weights_at_the_mean_and_elasticities():
     by_log = plain.get_margeff(method="dyex").margeff
     assert by_log["x"] == pytest.approx((d * FRAME["x"]).mean(), rel=1e-5)
     # A logarithm changes one for one with the logarithm of its variable.
-    logs = fs.FederatedGLM.from_formula("e ~ np.log(z) + x", POOLED, family=BINOMIAL).fit()
+    logs = fs.FederatedGLM.from_formula("e ~ np.log(z) + x", POOLED, family=BINOMIAL).fit(local=False)
     pooled = smf.glm("e ~ np.log(z) + x", FRAME, family=BINOMIAL).fit()
     slope = (pooled.fittedvalues * (1 - pooled.fittedvalues)).mean() * pooled.params["np.log(z)"]
     assert logs.get_margeff(method="dyex").margeff["z"] == pytest.approx(slope, rel=1e-6)
 
 
 def test_what_has_no_effect_has_a_note_and_no_row():
-    fit = fs.FederatedGLM.from_formula("e ~ np.log(z) + x + I(x > 50) + z", POOLED, family=BINOMIAL).fit()
+    fit = fs.FederatedGLM.from_formula("e ~ np.log(z) + x + I(x > 50) + z", POOLED, family=BINOMIAL).fit(
+        local=False
+    )
     found = fit.get_margeff()
     assert list(found.margeff.index) == ["z"] and "x: not shown, since a comparison" in " ".join(
         str(found).split()
     )
     assert list(fit.get_margeff(columns=True).margeff.index) == list(fit.params.index[1:])
-    alone = fs.FederatedGLM.from_formula("e ~ np.log(z)", POOLED, family=BINOMIAL).fit()
+    alone = fs.FederatedGLM.from_formula("e ~ np.log(z)", POOLED, family=BINOMIAL).fit(local=False)
     assert list(alone.get_margeff().margeff.index) == ["z"]
     with pytest.raises(NotAvailableError, match=r"at='overall'.* columns=True"):
         alone.get_margeff(at="mean")
-    compared = fs.FederatedGLM.from_formula("e ~ I(x > 50) + z", POOLED, family=BINOMIAL).fit()
+    compared = fs.FederatedGLM.from_formula("e ~ I(x > 50) + z", POOLED, family=BINOMIAL).fit(local=False)
     pooled = smf.glm("e ~ I(x > 50) + z", FRAME, family=BINOMIAL).fit()
     p = [pooled.predict(FRAME.assign(x=x)).mean() for x in (0, 100)]
-    both = fs.FederatedGLM.from_formula("e ~ c + np.sqrt(c + 1)", POOLED, family=BINOMIAL).fit()
+    both = fs.FederatedGLM.from_formula("e ~ c + np.sqrt(c + 1)", POOLED, family=BINOMIAL).fit(local=False)
     assert list(both.get_margeff(at="overall", method="dyex").margeff.index) == ["c"]
     assert compared.get_margeff().margeff["I(x > 50)[T.True]"] == pytest.approx(p[1] - p[0], rel=1e-6)
 
@@ -149,7 +155,7 @@ def test_what_has_no_effect_has_a_note_and_no_row():
 def test_numbers_of_zero_and_one_change_as_categories_do():
     frame = FRAME.assign(t=(FRAME["g"] == "b").astype(int))
     partition = fs.ClientPartition.from_frame(frame, by="s")
-    fit = fs.FederatedGLM.from_formula("e ~ t * z + x", partition, family=BINOMIAL).fit()
+    fit = fs.FederatedGLM.from_formula("e ~ t * z + x", partition, family=BINOMIAL).fit(local=False)
     pooled = smf.glm("e ~ t * z + x", frame, family=BINOMIAL).fit()
     p = [pooled.predict(frame.assign(t=t)).mean() for t in (0, 1)]
     assert fit.get_margeff(dummy=True).margeff["t"] == pytest.approx(p[1] - p[0], rel=1e-6)
@@ -160,12 +166,12 @@ def test_numbers_of_zero_and_one_change_as_categories_do():
     expit = BINOMIAL.link.inverse
     expected = expit(low + b["t"] + b["t:z"] * z) - expit(low)
     assert fit.get_margeff(at="mean", dummy=True).margeff["t"] == pytest.approx(expected, rel=1e-6)
-    levels = fs.FederatedGLM.from_formula("e ~ C(t) * z + x", partition, family=BINOMIAL).fit()
+    levels = fs.FederatedGLM.from_formula("e ~ C(t) * z + x", partition, family=BINOMIAL).fit(local=False)
     assert levels.get_margeff().margeff["C(t)[T.1]"] == pytest.approx(p[1] - p[0], rel=1e-6)
 
 
 def test_values_are_not_fixed_where_columns_change_together():
-    fit = fs.FederatedGLM.from_formula("e ~ x + I(x ** 2) + z", POOLED, family=BINOMIAL).fit()
+    fit = fs.FederatedGLM.from_formula("e ~ x + I(x ** 2) + z", POOLED, family=BINOMIAL).fit(local=False)
     with pytest.raises(ModelError, match="several columns"):
         fit.get_margeff(atexog={"x": 50})
     assert fit.get_margeff(atexog={"z": 5}).margeff["x"] != fit.get_margeff().margeff["x"]

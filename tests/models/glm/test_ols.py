@@ -64,7 +64,7 @@ def pooled(right, roles, fit):
 
 def federated(right, roles, fit):
     return fs.FederatedOLS.from_formula(f"gauss ~ {right}", partition(FRAME), labels=["ward"], **roles).fit(
-        **fit
+        local=False, **fit
     )
 
 
