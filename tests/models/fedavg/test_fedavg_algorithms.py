@@ -102,9 +102,10 @@ def test_mini_batches_are_drawn_by_seed_round_and_site():
 
 @pytest.mark.parametrize("standardize", [False, True])
 def test_gradient_descent_ends_at_the_estimate_of_glore(standardize):
-    options = {"rounds": 600, "learning_rate": 3.0 if standardize else 1.5, "standardize": standardize}
-    ours = fit(fs.FedAvg, **options, **WHOLE)
-    exact = model(fs.GLORE).fit()
+    options = {"rounds": 250, "learning_rate": 4.0 if standardize else 1.5, "standardize": standardize}
+    formula = "binary ~ x + C(g)"
+    ours = fit(fs.FedAvg, formula=formula, **options, **WHOLE)
+    exact = model(fs.GLORE, formula).fit()
     close(ours.params, exact.params, 1e-6)
     assert ours.converged
     assert abs(ours.distance).max() < 1e-5

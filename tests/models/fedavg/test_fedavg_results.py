@@ -54,7 +54,7 @@ def test_tests_and_intervals_do_not_exist(result):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_summary_is_loud_about_it(name):
-    text = str(fit(KINDS[name], rounds=100, learning_rate=1.0, **WHOLE).summary())
+    text = str(fit(KINDS[name], rounds=40, learning_rate=1.0, **WHOLE).summary())
     assert text.startswith("*** POINT ESTIMATES ONLY ***")
     assert f"{name} results" in text
     assert "federated averaging gives an estimate without a standard error" in " ".join(text.split())
