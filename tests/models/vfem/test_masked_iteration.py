@@ -39,8 +39,10 @@ def study():
     return simulate(seed=4, n=400, holder="Registry")
 
 
-@pytest.mark.parametrize("holder", ["Bank", "Registry"])
-@pytest.mark.parametrize("coordinator", [None, "apart", "Court"])
+@pytest.mark.parametrize(
+    ("holder", "coordinator"),
+    [("Bank", None), ("Bank", "Court"), ("Registry", None), ("Registry", "apart")],
+)
 def test_the_result_is_that_without_masks(holder, coordinator):
     model = simulate(seed=4, n=400, holder=holder).model(coordinator=coordinator)
     close(
