@@ -38,6 +38,7 @@ def test_the_rule_by_hand(tables):
     assert combined.conf_int().loc["x"].to_numpy() == pytest.approx([q.mean() - half, q.mean() + half], 1e-6)
 
 
+@pytest.mark.slow
 def test_intervals_of_tables_drawn_with_their_own_parameters_cover():
     """With v / M as floor and M - 1 degrees of freedom, 5 tables cover .90 and 20 tables .91."""
     assert ideal(5, 100, 200) > 0.96 and ideal(20, 100, 200) > 0.96

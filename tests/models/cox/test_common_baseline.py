@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +102,14 @@ def test_predicted_survival_is_that_of_survfit(tmp_path):
         fit.baseline_hazard(3, until=48)
 
 
+@cache
+def of_all_sites():
+    return fitted("plain", local=False)
+
+
 @pytest.mark.parametrize("sites", [1, 3, 40])
 def test_the_division_into_sites_has_no_influence(sites):
-    whole = fitted("plain", local=False)
+    whole = of_all_sites()
     place = np.arange(len(PATIENTS))[::-1] % sites
     again = fitted("plain", PATIENTS.assign(hospital=[f"S{k:02d}" for k in place]), local=False)
     assert_allclose(again.params, whole.params, rtol=1e-9)
