@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
+
+from statsmodels.genmod.cov_struct import Autoregressive, Exchangeable, Independence
 
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
@@ -33,6 +35,14 @@ class GEEPlan(OwnFitsPlan):
         """State what is unknown."""
         yield from super().notes(expected)
         yield "The rules on numbers of clusters need the rows as well."
+
+
+STATSMODELS: Mapping[type, Any] = {
+    Independence: "independence",
+    Exchangeable: "exchangeable",
+    Autoregressive: "ar1",
+}
+"""Working correlations of statsmodels, by their class."""
 
 
 class FederatedGEE(HorizontalModel):
@@ -84,7 +94,10 @@ class FederatedGEE(HorizontalModel):
         partition: ClientPartition,
         *,
         groups: str | None = None,
-        cov_struct: Literal["independence", "exchangeable", "ar1"] = "independence",
+        cov_struct: Literal["independence", "exchangeable", "ar1"]
+        | Independence
+        | Exchangeable
+        | Autoregressive = "independence",
         time: str | None = None,
         weights: str | None = None,
         **settings: Any,
@@ -95,6 +108,7 @@ class FederatedGEE(HorizontalModel):
             raise ModelError(f"{given[0]}: estimating equations have one kind of weights; use weights")
         if not isinstance(groups, str):
             raise ModelError("groups: expected the column that names the clusters, such as groups='patient'")
+        cov_struct = STATSMODELS.get(type(cov_struct), cov_struct)
         checks.check_choice("cov_struct", cov_struct, STRUCTURES)
         if cov_struct == "ar1" and time is None:
             raise ModelError("time: cov_struct='ar1' needs the column that orders the rows of a cluster")
@@ -121,7 +135,8 @@ class FederatedGEE(HorizontalModel):
             Column that names the clusters. Rows of the same name at two sites are two clusters;
             the summary counts such names at its top.
         cov_struct : {"independence", "exchangeable", "ar1"}
-            Working correlation within clusters. With "ar1" successive rows, in the order of `time`, are taken
+            Working correlation within clusters, or that of statsmodels, such as
+            ``sm.cov_struct.Exchangeable()``. With "ar1" successive rows, in the order of `time`, are taken
             as equally spaced.
         time : str, optional
             Column by which "ar1" orders the rows of a cluster. Other structures have no order; rows without a
@@ -129,7 +144,7 @@ class FederatedGEE(HorizontalModel):
         weights : str, optional
             Column of weights, such as the inverse probability of selection. Weights must be equal within
             clusters unless the working correlation is "independence".
-        family, offset, exposure, labels, complete, missing
+        family, offset, exposure, labels, complete, missing, subset
             As for :meth:`FederatedGLM.from_formula`.
 
         Raises

@@ -362,6 +362,13 @@ def test_wrong_arguments_are_refused(settings, error, match):
         model_of("ill", **settings)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_working_correlations_of_statsmodels_are_accepted(structure):
+    assert model_of("ill", structure=STRUCTURES[structure]()).cov_struct == structure
+    with pytest.raises(ModelError, match="cov_struct: expected one of"):
+        model_of("ill", structure=cov_struct.Nested())
+
+
 def test_wrong_arguments_of_fit():
     model = model_of("ill")
     for given in ({"cov_type": "HC1"}, {"maxiter": 0}, {"scale": -1.0}, {"use_t": 3}):
