@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import DegreesOfFreedom, df_of
@@ -403,11 +403,15 @@ def averages_by(groups: pd.DataFrame) -> tuple[pd.DataFrame, Floats]:
     return groups.drop_duplicates().reset_index(drop=True), indicators / indicators.sum(axis=1, keepdims=True)
 
 
+AT_MEAN = Remedy("{method}(..., at='mean')", "give rows, as {arguments} or at={{...}}")
+
+
 def check_comparison(comparison: str, exponentiate: bool) -> None:
     """Require a known comparison, and a logarithm if it is exponentiated."""
     if comparison not in COMPARISONS:
         raise ModelError(f"comparison: expected one of {', '.join(COMPARISONS)}, received {comparison!r}")
     if exponentiate and comparison not in EXPONENTIALS:
         raise ModelError(
-            f"exponentiate: {comparison!r} is no logarithm; use comparison='lnratio' or comparison='lnor'"
+            f"exponentiate: {comparison!r} is no logarithm",
+            remedy=Remedy("comparisons(..., comparison='lnratio')", "use {arguments} or comparison='lnor'"),
         )

@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.effects import (
+    AT_MEAN,
     EXPONENTIALS,
     NULLS,
     PAIRS,
@@ -239,7 +240,12 @@ def grid_rows(
                 if name in response.further
                 else "has no known mean, for it is in transforms only"
             )
-            raise ModelError(f"{call}: give a value of {name!r}, as at={{{name!r}: ...}}: it {why}")
+            raise ModelError(
+                f"{call}: {name!r} {why}",
+                remedy=Remedy(
+                    "{method}(..., at={{{name!r}: 1.0}})", "give a value of it, as in {arguments}"
+                ).filled(method=call, name=name),
+            )
     size = int(np.prod([len(one) for one in values.values()]))
     if not 0 < size <= MOST_ROWS:
         raise ModelError(f"{call}: the grid has {size:,} rows; expected 1 to {MOST_ROWS:,}")
@@ -316,7 +322,7 @@ def _over_sites(
 ) -> list[tuple[pd.DataFrame, list[Means]]]:
     """Request averages over the rows at the sites, for each request and each level of `by`."""
     if response.why_no_average:
-        raise NotAvailableError(f"{call}: {response.why_no_average}")
+        raise NotAvailableError(f"{call}: {response.why_no_average}", remedy=AT_MEAN.filled(method=call))
     if len(by) > 1 or (by and by[0] not in response.levels):
         raise ModelError(
             f"by: expected one category of the model, or a grid with at=; received {', '.join(by)}"
@@ -358,7 +364,7 @@ def predictions(
     else:
         if at is None:
             raise NotAvailableError(
-                "predictions: linear predictors are those of a grid; give at='mean', values or a table"
+                "predictions: linear predictors are those of rows", remedy=AT_MEAN.filled(method=call)
             )
         frame, shown = grid_rows(response, call, at)
         for name, values in wanted.items():
@@ -380,7 +386,11 @@ def _values(response: ResponseFunctions, name: str, values: Any) -> list[Any]:
     if values is None:
         if name not in response.levels:
             raise ModelError(
-                f"variables: {name!r} is a number: give its values, as variables={{{name!r}: [...]}}"
+                f"variables: {name!r} is a number",
+                remedy=Remedy(
+                    "predictions(..., variables={{{name!r}: [0.0, 1.0]}})",
+                    "give its values, as in {arguments}",
+                ).filled(name=name),
             )
         return list(response.levels[name])
     values = [values] if np.ndim(values) == 0 else list(values)
@@ -479,7 +489,12 @@ def _factor_means(
     _names(response, call, factors)
     for name in factors:
         if name not in response.levels and name not in (at or {}):
-            raise ModelError(f"{call}: {name!r} is a number; give its values, as at={{{name!r}: [...]}}")
+            raise ModelError(
+                f"{call}: {name!r} is a number",
+                remedy=Remedy(
+                    "{method}(..., at={{{name!r}: [0.0, 1.0]}})", "give values, as in {arguments}"
+                ).filled(method=call, name=name),
+            )
     frame, _ = grid_rows(response, call, dict(at or {}), tuple(response.levels))
     groups, weights = averages_by(frame[list(factors)])
     if which == "mean" and not response.link:
@@ -537,7 +552,10 @@ def contrasts(
     check_choice("method", method, tuple(METHODS))
     check_choice("which", which, ("mean", "linear"))
     if exponentiate and which == "mean":
-        raise ModelError("exponentiate: differences of means are no logarithms; use which='linear'")
+        raise ModelError(
+            "exponentiate: differences of means are no logarithms",
+            remedy=Remedy("contrasts(..., which='linear')", "use {arguments}"),
+        )
     within = _groups(response, by)
     cells, found, outcomes = _factor_means(response, "contrasts", [*within, factor], at, which)
     if which == "mean" and response.link:

@@ -133,6 +133,9 @@ def merged(given: str, remedy: str, names: Mapping[str, Any]) -> str:
     if not isinstance(first, ast.Call) or not isinstance(first.func, ast.Name):
         return ast.unparse(new)
     same = [one for one in ast.walk(old) if isinstance(one, ast.Call) and _last(one) == first.func.id]
+    if first is new and first.func.id in PUBLIC and same and same[0] is not old:
+        same[0].args, same[0].keywords = new.args, new.keywords
+        return ast.unparse(old)
     members = [one.func if isinstance(one, ast.Call) else one for one in same or [old]]
     receivers = [one.value for one in members if isinstance(one, ast.Attribute)]
     if first.func.id not in {*PUBLIC, *names} and receivers:
@@ -528,10 +531,12 @@ FAILURES = [
 # ---- columns ---------------------------------------------------------------------------------------------
 
 
-def read_again(model: str, formula: str, partition: Any, **settings: Any) -> Any:
+def read_again(
+    model: str, formula: str, partition: Any, given: Mapping[str, Any] | None = None, **settings: Any
+) -> Any:
     """Fit, save and load a result."""
     with tempfile.TemporaryDirectory() as folder:
-        fit = getattr(fs, model).from_formula(formula, partition, **settings).fit()
+        fit = getattr(fs, model).from_formula(formula, partition, **settings).fit(**given or {})
         fit.save(Path(folder) / "fit.fedstat")
         return fs.load(Path(folder) / "fit.fedstat")
 
@@ -818,3 +823,216 @@ def refused_twice() -> Failure:
         functools.partial(clean, policy=replace(OPEN, refused_kinds=frozenset({"aggregate"}))),
         arguments={"masked": False},
     )
+
+
+# ---- effects ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def fitted_once(model: str, formula: str, partition: Callable[[], Any], offset: str | None = None) -> Any:
+    """Fit a model once for all calls that only read its result."""
+    return (
+        getattr(fs, model).from_formula(formula, partition(), **({"offset": offset} if offset else {})).fit()
+    )
+
+
+def of_result(model: str, formula: str, partition: Callable[[], Any] = clean, **settings: Any) -> Any:
+    """Return a function that names a shared fit."""
+    return lambda: {"fit": fitted_once(model, formula, partition, **settings)}
+
+
+def nowhere_complete() -> fs.ClientPartition:
+    """Return columns of three sites without an entity that all of them have."""
+    frames = counts(overlap=False)
+    return columns(frames)
+
+
+FAILURES += [
+    Wrong("fit.comparisons('x', exponentiate=True)", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.contrasts('m', which='mean', exponentiate=True)", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.predictions(which='linear')", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.predictions(variables='x')", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.means('x')", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.contrasts('x', which='linear')", of_result("GLORE", "e ~ x + C(m)")),
+    Wrong("fit.slopes('x', at='mean')", of_result("GLORE", "e ~ x", offset="y")),
+    Wrong("fit.means('m')", of_result("GLORE", "e ~ x + C(m) + I(y ** 2)")),
+    Wrong("fit.predictions(at='mean')", of_result("FederatedCox", PATIENTS)),
+    Wrong("fit.comparisons('x', times=[12])", of_result("FederatedCox", PATIENTS)),
+    Wrong("fit.predictions()", of_result("VFEMRegression", EVERY, nowhere_complete)),
+    Wrong("fit.comparisons('x')", of_result("VFEMRegression", "y ~ I(x ** 2) + z", missing)),
+    Wrong("fit.slopes('x')", of_result("VFEMRegression", "y ~ I(x ** 2) + z", missing)),
+    Wrong("fit.predictions()", of_result("VFEMRegression", EVERY, missing, offset="o")),
+]
+
+
+# ---- curves, synthesis and clusters ----------------------------------------------------------------------
+
+
+def curves(gaps: float = 0.0, start: int = 0, **given: Any) -> Any:
+    """Return rows of two sites with curves y and c, of which y lacks some points."""
+    rng, n = np.random.default_rng(4), 120
+    wide = {f"{name}_{j}": rng.normal(size=n) for name in "cy" for j in range(16)}
+    t = pd.DataFrame({"x": rng.normal(size=n), "s": rng.normal(size=n), "g": np.arange(n) // 4, **wide})
+    t["y_3"] = t["y_3"].where((rng.random(n) >= gaps) | (t.index < start))
+    t["site"] = np.where(t.index % 2, "a", "b")
+    return by_site(t.assign(k=4000 + rng.poisson(9.0, size=n)), **given)
+
+
+def curves_apart() -> dict[str, pd.DataFrame]:
+    """Return columns of two sites, with a response that is a curve with a gap."""
+    rng, n = np.random.default_rng(4), 80
+    t = pd.DataFrame(rng.normal(size=(n, 12)), columns=[f"y_{j:02d}" for j in range(12)]).assign(
+        id=np.arange(n)
+    )
+    t.loc[:3, "y_05"] = np.nan
+    return {"A": t, "B": pd.DataFrame({"id": np.arange(n), "z": rng.normal(size=n)})}
+
+
+CURVES = {name: fs.Curve(f"{name}_*", domain=(0, 1)) for name in "cy"}
+WITH_CURVES = functools.partial(curves, curves=CURVES)
+STRICTER = functools.partial(curves, policy=fs.Policy())
+STEPS = {"steps": 5}
+ALONG = "y(t) ~ bconcurrent(c, knots=3)"
+BOOSTED = "FedFunctionBoost.from_formula('y(t) ~ x', curves({}, curves={{'y': Curve('y_*')}}){}).fit({})"
+WITH_GAPS = functools.partial(Wrong, names=lambda: {"curves": curves})
+
+
+FAILURES += [
+    Failure("FedFunctionBoost", "y(t) ~ x", curves, {}, STEPS),
+    Failure("FedFunctionBoost", "s ~ bsignal(c, knots=3)", curves, {}, STEPS),
+    Failure("FedFunctionBoost", ALONG, WITH_CURVES, {}, {"folds": 4, **STEPS}, then=lambda fit: fit.refit()),
+    WITH_GAPS(BOOSTED.format("0.1", "", "steps=5, folds=4") + ".refit()"),
+    WITH_GAPS(BOOSTED.format("0.1", ", loss='huber', delta=1.0", "steps=5")),
+    WITH_GAPS(BOOSTED.format("0.9, 114, policy=Policy()", "", "steps=5"), warns=True),
+    Failure(
+        "FedFunctionBoost",
+        "k ~ x",
+        curves,
+        {"family": POISSON},
+        {"learning_rate": 1.0, "offset": 1.0, "steps": 20},
+    ),
+    Failure("FedFunctionBoost", "s ~ x", STRICTER, {"loss": "huber", "delta": 1.0}, {"offset": 1e6, **STEPS}),
+    Failure("FedFunctionBoost", "s ~ x", curves, {}, {"folds": "g", **STEPS}),
+    Wrong(
+        "fit.stability()",
+        lambda: {"fit": fs.FedFunctionBoost.from_formula("s ~ x", curves()).fit(steps=5, folds=4)},
+    ),
+    Wrong(
+        "fit.plot('fitted')",
+        lambda: {
+            "fit": fitted_once("FedFunctionBoost", "s ~ x", curves),
+            "rows": pd.DataFrame({"s": [0.0, 1.0], "x": [0.5, 1.0]}),
+        },
+    ),
+]
+
+
+def two_blocks(lost: float = 0.0, **given: Any) -> fs.ClientPartition:
+    """Return columns y and a of one site and b, w and f of another, which lacks some entities."""
+    rng, n = np.random.default_rng(6), 300
+    t = pd.DataFrame(rng.normal(size=(n, 3)).clip(-4.0, 4.0), columns=list("yab"))
+    t = t.assign(id=np.arange(n), k=rng.poisson(2.0, n), w=np.resize(list("uv"), n))
+    there = rng.random(n) >= lost
+    policy = fs.Policy(privacy=fs.Budget(500.0, 1e-5))
+    return columns(
+        {"A": t[["id", "y", "a", "k"]], "B": t.loc[there, ["id", "b", "w"]]}, **{"policy": policy, **given}
+    )
+
+
+def to_synthesize(**names: Any) -> Callable[[], Mapping[str, Any]]:
+    """Return a function that names columns, their bounds and a budget."""
+    bounds = dict.fromkeys("yab", (-4.0, 4.0)) | {"k": (0, 12), "w": ["u", "v"]}
+    return lambda: {
+        "partition": two_blocks(0.5, **names),
+        "bounds": bounds,
+        "epsilon": 60.0,
+        "low": -9,
+        "high": 9,
+    }
+
+
+CLEAR = {"policy": fs.Policy()}
+SYNTHESIS = "CopulaSynthesizer(partition, epsilon=9.0, bounds=bounds, columns=['y', 'b'], missing='em')"
+COPULA = "fedstat.models.copula."
+TWO = {"n_clusters": 2, "n_factors": 0}
+CLUSTERS = {"select": None, "n_init": 1, "cov_type": None}
+
+
+def clustered(distance: float = 4.0, **given: Any) -> fs.ClientPartition:
+    """Return columns of two groups at two sites, with a covariate."""
+    rng, n = np.random.default_rng(1), 160
+    t = pd.DataFrame({name: distance * (np.arange(n) % 2) + rng.normal(size=n) for name in ("a", "b", "c")})
+    t = t.assign(
+        id=np.arange(n),
+        t=np.where(np.isin(np.arange(n), (1, 3, *range(40, 58, 2))), "v", "u"),
+        age=rng.normal(size=n),
+    )
+    return columns({"A": t[["id", "a", "b", "t", "age"]], "B": t[["id", "c"]]}, **given)
+
+
+@functools.cache
+def clusters() -> Mapping[str, Any]:
+    """Return a fit of clusters, and its partition."""
+    partition = clustered()
+    return {"partition": partition, "fit": fs.M2SEM.from_formula("~ a + c", partition, 2, 0).fit(**CLUSTERS)}
+
+
+FAILURES += [
+    Wrong(
+        "CopulaSynthesizer(partition, epsilon=9.0, bounds=Bounds({}), columns=['y', 'b'])", to_synthesize()
+    ),
+    Wrong(
+        "CopulaSynthesizer(partition, epsilon=9.0, columns=['y', 'b'], mechanism='published').explain()",
+        to_synthesize(**CLEAR),
+    ),
+    Wrong(
+        "CopulaSynthesizer(partition, epsilon=9.0, mechanism='published').fit(method='vcds')",
+        to_synthesize(**CLEAR),
+    ),
+    Wrong(SYNTHESIS + ".fit()", to_synthesize(), constants={COPULA + "protocol.FEWEST": 200}),
+    Wrong(
+        "PrivateCopulaGLM.from_formula('y ~ a + b', partition, epsilon=9.0, bounds=bounds).fit()",
+        to_synthesize(),
+        constants={"fedstat.models.copula_glm.protocol.FEWEST": 1000},
+    ),
+    Failure(
+        "PrivateCopulaGLM",
+        "k ~ a",
+        two_blocks,
+        {"epsilon": 50.0, "family": POISSON, "bounds": {"k": (0, 12), "a": (-4, 4)}},
+        {"polish": 1, "draws": 10},
+    ),
+    Wrong(
+        "PrivateCopulaGLM.from_formula('y ~ a', partition, epsilon=9.0, bounds=bounds).fit(polish=0).evaluate()",
+        lambda: {**to_synthesize()(), "frame": pd.DataFrame({"a": [0.0]})},
+    ),
+    Wrong("fit.outside('a')", clusters),
+    Failure("M2SEM", "~ a + c", clustered, TWO, CLUSTERS, then=lambda fit: fit.covariate_effects()),
+    Failure("M2SEM", "~ a + c", clustered, {**TWO, "adjust": "~ age"}, CLUSTERS, warns=True),
+    Wrong(
+        "fit.plot_profiles()",
+        lambda: {"fit": fs.M2SEM.from_formula("~ a + c", clustered(0.0), 1, 1).fit(n_init=1, cov_type=None)},
+    ),
+    Wrong(
+        "fit.outside('b')",
+        lambda: {
+            "partition": clustered(),
+            "fit": read_again(
+                "M2SEM", "~ a + c", clustered(), {"cov_type": None, "select": None}, n_clusters=2
+            ),
+        },
+    ),
+    Failure("M2SEM", "~ a + t + c", clustered, TWO, CLUSTERS),
+    Failure(
+        "FedFunctionBoost",
+        "y ~ x + z",
+        functools.partial(entities, response=True),
+        {"missing": "raise"},
+        STEPS,
+    ),
+    Wrong(
+        "FedFunctionBoost.from_formula('y(t) ~ z', columns(frames, curves={'y': Curve('y_*')})).fit(steps=5)",
+        lambda: {"columns": columns, "frames": curves_apart()},
+        warns=True,
+    ),
+]

@@ -21,7 +21,7 @@ VERBS = (
     "give|go|have|keep|leave|load|make|name|omit|pass|plot|put|read|replace|request|run|say|see|set|start|"
     "stop|take|try|use|wait|write"
 )
-FORMULA = "bs|C|cbind|center|cluster|const|cr|I|log|offset|spline|strata|Surv"
+FORMULA = "bs|bsignal|C|cbind|center|cluster|const|cr|I|log|offset|spline|strata|Surv"
 """Functions of formulas, which are no calls."""
 CALL = rf"(?<![=\w])(?:[\w.]+=(?!=)|(?!(?:{FORMULA})\()[\w.]*\w\()"
 IMPERATIVE = re.compile(

@@ -153,8 +153,8 @@ def check_loss(
     if uneven:
         raise ModelError(
             f"{loss.title}: curves of the response are measured at different points, or lack some; this is "
-            "available for squared loss only. Leave out curves with gaps by Curve(..., max_gap=0), or fill "
-            "them in"
+            "available for squared loss only",
+            remedy=Remedy("Curve(..., max_gap=0)", "Fill in the gaps, or leave out such curves by {call}"),
         )
 
 
@@ -185,10 +185,10 @@ def check_points(learners: Sequence[Learner], curves: Mapping[str, Mapping[str, 
             m = len(curve.grid)
             if m < k and not curve.own:
                 fewer = m - one.degree - 1
-                way = f"give knots={fewer} or fewer" if fewer >= 0 else "give a lower degree and knots=0"
+                way = f"knots={fewer} or fewer are" if fewer >= 0 else "knots=0 and a lower degree are"
                 raise DesignError(
                     f"{site}: curve '{one.of}' has {m} points, fewer than the {k} splines of {one.label} "
-                    f"along it; {way}, or leave the site out"
+                    f"along it; {way} possible; or leave the site out"
                 )
 
 

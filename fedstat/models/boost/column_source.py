@@ -22,7 +22,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.boost.arguments import FOLDS, refuse_few_rows
 from fedstat.models.boost.explain import tracing_sentence
-from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.boosting import WITHOUT_GAPS, Boosting
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
     parse_boost_formula,
@@ -48,8 +48,7 @@ from fedstat.models.vertical.model import VerticalModel
 
 INTERPOLATED = (
     "some curves of the response '{response}' lack points: single points are interpolated linearly between "
-    "their neighbors, and curves with a longer gap are left out. Curve(..., max_gap=0) leaves out all of "
-    "these curves"
+    "their neighbors, and curves with a longer gap are left out"
 )
 NOTES = Catalogue(
     warning={
@@ -220,7 +219,7 @@ class ColumnSource(MomentSource, VerticalModel):
             parts += [f"{lacking:,} entities that are incomplete at a site ({listed})"] if lacking else []
             warn(f"left out {' and '.join(parts)}", DataWarning)
         if self.boost.functional and self.curves[self.boost.response].gaps:
-            warn(INTERPOLATED.format(response=self.boost.response), DataWarning)
+            warn(INTERPOLATED.format(response=self.boost.response), DataWarning, WITHOUT_GAPS)
 
     def _check_size(self, folds: int, fewest: int | None = None) -> None:
         """Require entities for the columns of all learners, by fold, as the owners do.

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat import codec
-from fedstat.errors import DataWarning, EstimationError, warn
+from fedstat.errors import DataWarning, EstimationError, Remedy, warn
 from fedstat.federation.design.horizontal_design import open_requests
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.boost.arguments import FOLDS, check_every
-from fedstat.models.boost.learning.boosting import Boosting, ScoredBoosting, first_predictor, run_path
+from fedstat.models.boost.learning.boosting import (
+    WITHOUT_GAPS,
+    Boosting,
+    ScoredBoosting,
+    first_predictor,
+    run_path,
+)
 from fedstat.models.boost.learning.columns import CurveSumsRequest
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.moments import (
@@ -44,9 +50,9 @@ def take_moments(
     if filled := [one.site for one in answers if uneven and one.arrays["filled"]]:
         warn(
             f"at {', '.join(map(repr, filled))} few curves of the response lack points, which are "
-            "interpolated linearly: sums with the weights of few curves would reveal these curves. "
-            "Curve(..., max_gap=0) leaves such curves out",
+            "interpolated linearly: sums with the weights of few curves would reveal these curves",
             DataWarning,
+            WITHOUT_GAPS,
         )
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
     return (_irregular(sums, request, basis) if uneven else CurveMoments.of(sums)), None
@@ -214,8 +220,11 @@ class ScoreRounds:
             if not self.scores:
                 raise EstimationError(
                     "at the start only a few rows of a site have weight in the scores of "
-                    f"{self.loss.title}: their residuals are equal, or beyond the delta of the loss. Start "
-                    "closer to the response by offset=, or use a larger delta"
+                    f"{self.loss.title}: their residuals are equal, or beyond the delta of the loss",
+                    remedy=Remedy(
+                        "fit(..., offset='mean')",
+                        "Start closer to the response by {arguments}, or use a larger delta",
+                    ),
                 )
             self.held += 1  # such a site repeated its last reply, which is the same except for a few rows
         score, loss, weight = (np.asarray(self._added(replies, name)) for name in ("score", "loss", "weight"))
@@ -255,9 +264,12 @@ class ScoreRounds:
         )
 
     def _infinite(self) -> EstimationError:
-        below = f"below {1.0 / self.level:.1g}" if self.level > 1.0 else "smaller"
         return EstimationError(
             f"{self.loss.title}: steps are infinite, or increase the loss. Learners are fitted without "
-            "weights, so that steps are too long where the response is large. Use a learning_rate "
-            f"{below}, fewer steps between exchanges (every=), or an offset near the logarithm of the mean"
+            "weights, so that steps are too long where the response is large",
+            remedy=Remedy(
+                "fit(..., learning_rate={rate:.1g}, every=1, offset='mean')",
+                "Use fewer steps between exchanges, an offset near the logarithm of the mean, and a learning "
+                "rate of at most {rate:.1g}, as in {arguments}",
+            ).filled(rate=min(0.1, 1.0 / max(self.level, 1.0))),
         )

@@ -394,7 +394,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         The last row, ``inf``, has no noise: the best value of any fit.
         """
         if self._noisy is None or self.epsilon is None or self.delta is None:
-            raise NotAvailableError("by_epsilon: the sums of this fit have no noise; fit with epsilon=...")
+            raise NotAvailableError(
+                "by_epsilon: the sums of this fit have no noise, as those under a privacy budget have"
+            )
         sums, random, nu = self._noisy.sums, np.random.default_rng(1), self._noisy.nu
         here = float(rho_of_budget(self.epsilon, self.delta))
         found = {}
@@ -530,8 +532,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         P = len(self._boosting.design.learners) - 1
         if q is None:
             raise ModelError(
-                f"q: give the number of learners that each half selects, from 1 to {P}: stability(q=1). The "
-                "bound on false selections grows with its square"
+                f"q: the number of learners that each half selects is between 1 and {P}, and the bound on "
+                "false selections grows with its square",
+                remedy=Remedy("stability(..., q=1)", "give it, as in {call}"),
             )
         check_integer("q", q, 1)
         if tau <= 0.5 or tau > 1.0:
@@ -640,7 +643,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def _draw_fitted(self, new: pd.DataFrame | None, ax: Axes | None) -> Axes:
         if new is None:
             raise ModelError(
-                "new: a comparison of responses with fits needs your own rows: plot(..., new=rows)"
+                "new: a comparison of responses with fits needs your own rows",
+                remedy=Remedy("plot(..., new=rows)", "give them, as in {call}"),
             )
         held = self._record
         functional = held.formula.functional

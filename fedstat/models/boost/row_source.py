@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedstat.errors import FormulaError, ModelError
+from fedstat.errors import FormulaError, ModelError, Remedy
 from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import MissingRule
@@ -175,9 +175,11 @@ class RowSource(MomentSource, HorizontalModel):
         folds, together = split_folds(options.folds)
         if together and together not in self.question.labels:
             raise ModelError(
-                f"folds: expected a number, 'site' or a column of the model's labels, received {together!r}; "
-                f"name the column in two places: from_formula(..., labels=[{together!r}]) and "
-                f"fit(folds={together!r})"
+                f"folds: expected a number, 'site' or a column of the model's labels, received {together!r}",
+                remedy=Remedy(
+                    "from_formula(..., labels=[{name!r}]).fit(..., folds={name!r})",
+                    "name it twice: {call}",
+                ).filled(name=together),
             )
         aggregation, exact = options.aggregation, options.aggregation == "exact"
         by_site = isinstance(folds, str)

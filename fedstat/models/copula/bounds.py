@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, PartitionError
+from fedstat.errors import ModelError, PartitionError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.federation.tables.published import Published, PublishedColumn, Scale, as_published
@@ -142,12 +142,14 @@ class Bounds(Mapping[str, PublishedColumn]):
         """
         absent = [name for name in names if name not in self._columns or not _bounded(self._columns[name])]
         if absent:
-            lines = "\n".join(f"    {json.dumps(name)}: (low, high)," for name in absent[:SHOWN])
-            more = f"\n    ... and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+            ranges = "".join(f"    {json.dumps(name)}: (low, high),\n" for name in absent[:SHOWN])
+            more = f"    # and {len(absent) - SHOWN} more\n" if len(absent) > SHOWN else ""
             raise ModelError(
-                f"bounds: {len(absent)} of {len(names)} columns have none, and none are taken from the "
-                "data. Write the public range (low, high) or list of levels of each:\n"
-                f"fs.Bounds({{\n{lines}{more}\n}})"
+                f"bounds: {len(absent)} of {len(names)} columns have none, and none are taken from the data",
+                remedy=Remedy(
+                    "Bounds({{\n{ranges}}})",
+                    "Write the public range (low, high) or list of levels of each:\nfs.{call}",
+                ).filled(ranges=ranges + more),
             )
         return {name: self._columns[name] for name in names}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 
 import numpy as np
 
-from fedstat.errors import DataWarning, DisclosureWarning, ModelError, NotAvailableError, warn
+from fedstat.errors import DataWarning, DisclosureWarning, ModelError, NotAvailableError, Remedy, warn
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -271,8 +271,8 @@ class CopulaSynthesizer(PrivateRelease):
         """
         if self.mechanism == "published":
             raise NotAvailableError(
-                "mechanism='published' is a simulation, which sends no request to a site; print(fit("
-                "method).summary()) says what a record would spend"
+                "mechanism='published' is a simulation, which sends no request to a site",
+                remedy=Remedy("fit('vcds').summary()", "{call} has the budget that each record would spend"),
             )
         return super().explain(**arguments)
 

@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, SecurityError
+from fedstat.errors import EstimationError, Remedy, SecurityError
 from fedstat.federation.crypto.secure_product import MatrixProduct, combine
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
@@ -453,9 +453,13 @@ def _require(both: Ints, sites: Sequence[str], method: correlation.Method) -> No
     ]
     if not few:
         return
-    merged, remedy = "", "Leave out one of the two"
-    if method == "em":
-        merged, remedy = ", small patterns merged", "Use missing='pairs', a larger epsilon, or leave one out"
+    what = f"fewer than {FEWEST} entities are complete at both sites"
+    if method != "em":
+        raise EstimationError(f"{what}: {', '.join(few)}. Leave out one of the two")
     raise EstimationError(
-        f"fewer than {FEWEST} entities are complete at both sites{merged}: {', '.join(few)}. {remedy}"
+        f"{what}, small patterns merged: {', '.join(few)}",
+        remedy=Remedy(
+            "CopulaSynthesizer(..., missing='pairs').fit()",
+            "Use {arguments}, a larger epsilon, or leave one out",
+        ),
     )

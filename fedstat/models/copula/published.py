@@ -46,7 +46,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom, rankdata
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report
@@ -162,7 +162,10 @@ def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -
         if words:
             raise ModelError(
                 f"column '{words[0]}' at '{site}' is of type {part[words[0]].dtype}: "
-                "mechanism='published' compares numbers. Code its levels, or leave it out by columns="
+                "mechanism='published' compares numbers. Code its levels",
+                remedy=Remedy(
+                    "CopulaSynthesizer(..., columns={names}).fit(...)", ", or leave it out by {arguments}"
+                ).filled(names=[one for own in columns.values() for one in own if one not in words]),
             )
         parts.append(part.astype(np.float64))
     return pd.concat(parts, axis=1).reindex(partition.entities)

@@ -12,7 +12,7 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, DataWarning, ModelError, warn
+from fedstat.errors import ConvergenceWarning, DataWarning, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
@@ -42,7 +42,7 @@ LITTLE_NOISE = 0.5
 """Expected noise of a step, relative to the sampling error, below which it is the default."""
 NO_STEP = (
     "polish=1: a step sums residuals. For the Poisson family they, and the noise, are as large as the "
-    "largest count within the bounds, so that no step is available for counts. Use polish=0"
+    "largest count within the bounds, so that no step is available for counts"
 )
 
 
@@ -260,7 +260,7 @@ class PrivateCopulaGLM(PrivateRelease):
         check_choice("polish", polish, (0, 1, None))
         check_integer("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
-            raise ModelError(NO_STEP)
+            raise ModelError(NO_STEP, remedy=Remedy("fit(..., polish=0)", "Use {arguments}"))
         rng = np.random.default_rng(seed)
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
 

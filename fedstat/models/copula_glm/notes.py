@@ -14,10 +14,9 @@ from fedstat.models.copula_glm.score import OF_STEP, CopulaTest, ScoreStep
 NO_LIKELIHOOD = "only moments were released, not a likelihood"
 NOT_EVALUATED = (
     "no evaluation: the one release that the budget pays for contains the distribution of the columns and "
-    "their moments with the response. It has no entity's response to compare predictions with. Compare "
-    "predict(frame) with your own rows that have the response, or evaluate a model without a privacy "
-    "budget: FederatedGLM or VFEMRegression, whose evaluate() counts at the site of the response, by its "
-    "policy and without noise"
+    "their moments with the response. It has no entity's response to compare predictions with. A "
+    "model without a privacy budget, such as FederatedGLM or VFEMRegression, is evaluated at the site of "
+    "the response, by its policy and without noise"
 )
 NO_RSQUARED = "there are no residuals of entities"
 NO_ROOT = (

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, SecurityError
+from fedstat.errors import EstimationError, Remedy, SecurityError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
@@ -172,14 +172,17 @@ def require_complete(table: Bools, sites: Sequence[str], holder: str) -> None:
     }
     best = max(others, key=others.__getitem__, default="")
     without = (
-        f"Leave out the columns of '{best}', without which {others[best]:,} are complete; or make"
+        f". Leave out the columns of '{best}', without which {others[best]:,} are complete"
         if best and others[best] >= FEWEST
-        else "Make"
+        else ""
     )
     raise EstimationError(
-        f"{n:,} entities are complete at every site of the formula, but at least {FEWEST} are needed. "
-        f"{without} tables of fs.CopulaSynthesizer(partition, ..., missing='pairs'), which uses every "
-        "entity that two sites have, and fit the model to these"
+        f"{n:,} entities are complete at every site of the formula, but at least {FEWEST} are "
+        f"needed{without}",
+        remedy=Remedy(
+            "CopulaSynthesizer(partition, epsilon=epsilon, bounds=bounds, missing='pairs').fit()",
+            "Tables of {call} use every entity that two sites have; a model can be fitted to these",
+        ),
     )
 
 

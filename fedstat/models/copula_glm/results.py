@@ -342,7 +342,9 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         ...     print(str(error).partition(":")[0])
         no evaluation
         """
-        raise NotAvailableError(NOT_EVALUATED)
+        raise NotAvailableError(
+            NOT_EVALUATED, remedy=Remedy("predict(frame)", "Compare {call} with your own rows that have it")
+        )
 
     # -- selection -------------------------------------------------------------------------------
 

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 from scipy.linalg import block_diag
 
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, Remedy
 from fedstat.inference.effects import Means
 from fedstat.models.cox.baseline import BaselineHazard
 from fedstat.models.horizontal.response import RowsResponse
 from fedstat.typing import Floats
 
-NO_TIMES = "give the times at which survival is predicted, as times=[12, 24]"
-NO_AVERAGE = "sites do not average survival over their rows; give rows, as at='mean' or at={...}"
+NO_AVERAGE = "sites do not average survival over their rows"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,17 +27,25 @@ class SurvivalResponse(RowsResponse):
 
     Parameters
     ----------
+    call : str
+        Method of the result that needs the functions.
     hazard : (J,) array
     centers : (J, p) array
     """
 
+    call: str
     hazard: Floats
     centers: Floats
 
     def _curves(self, frame: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
         """Return coded rows X (m, p), their ratios exp(x'b) (m, 1), and survival (m, J)."""
         if not len(self.hazard):
-            raise ModelError(NO_TIMES)
+            raise ModelError(
+                f"{self.call}: survival is predicted at given times",
+                remedy=Remedy("{method}(..., times=[12, 24])", "give them, as in {arguments}").filled(
+                    method=self.call
+                ),
+            )
         X, offset = self.coded(frame)
         ratio = np.exp(X @ self.B[0] + offset)[:, None]
         return X, ratio, np.exp(-ratio * self.hazard)

@@ -544,6 +544,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             outcomes=points,
             heading="time",
             why_no_average=NO_AVERAGE,
+            call=call,
             hazard=hazard,
             centers=centers,
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat import plotting
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.typing import Floats
 
@@ -48,7 +48,10 @@ def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
                     rows.append((at - r.shares @ at) / max(sd, TINY))
             units = units[2 * len(one.columns) :] if one.continuous else units
     if not rows:
-        raise NotAvailableError("no column separates the clusters; plot with selected=False")
+        raise NotAvailableError(
+            "no column separates the clusters",
+            remedy=Remedy("plot_profiles(..., selected=False)", "use {call}"),
+        )
     index = pd.MultiIndex.from_tuples(keys, names=["site", "modality", "column"])
     return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Reply
 from fedstat.federation.partition.partition import ClientPartition
@@ -560,7 +560,7 @@ class M2SEMResults(
             A numerical column, whose means are compared, or a categorical one, whose shares of levels are
             compared.
         site : str, optional
-            Site that holds it; needed if several sites have a column of this name.
+            Site that holds it; by default, the site that has a column of this name.
         alpha : float
             Confidence limits are of level ``1 - alpha``.
 
@@ -591,14 +591,16 @@ class M2SEMResults(
         holders = [name for name, held in model.partition.columns.items() if variable in held]
         if site is not None:
             holders = [name for name in holders if name == site]
-        if len(holders) != 1:
-            who = f"{', '.join(map(repr, holders))} have; name one by site=" if holders else "no site has"
-            raise ModelError(f"outside: expected a column of one site, received {variable!r}, which {who}")
+        if not holders:
+            raise ModelError(
+                f"outside: expected a column of a site, received {variable!r}, which no site has"
+            )
+
         (holder,) = holders
         if variable in model._chosen.columns.get(holder, ()):
             raise ModelError(
-                f"outside: {variable!r} was clustered, so clusters differ in it by construction; use "
-                "profiles(), contrasts() or tests()"
+                f"outside: {variable!r} was clustered, so clusters differ in it by construction",
+                remedy=Remedy("profiles()", "use {call}, contrasts() or tests()"),
             )
         clusters = labels[model.partition.rows[holder]]
         ledger = self._ledger or model._new_ledger()
@@ -661,8 +663,8 @@ class M2SEMResults(
     def _alive(self, what: str) -> SessionFit:
         if self._live is None:
             raise NotAvailableError(
-                f"{what}: saved results hold no value of an entity; predict(partition) computes posteriors, "
-                "and a new fit the rest"
+                f"{what}: saved results hold no value of an entity",
+                remedy=Remedy("predict(partition)", "{call} computes posteriors, and a new fit the rest"),
             )
         return self._live
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.codec import from_json, to_json
-from fedstat.errors import DataWarning, DesignError, EstimationError, FormulaError, ModelError, warn
+from fedstat.errors import DataWarning, DesignError, EstimationError, FormulaError, ModelError, Remedy, warn
 from fedstat.federation.design.formula.parse import SiteTerms, parse_formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
@@ -192,7 +192,7 @@ def _of_site(site: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTer
         (own,) = lacking[:1]
         raise ModelError(
             f"adjust: '{site}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: add it to the table of "
-            f"'{site}' under a name of its own, such as '{own}_{site}', or leave '{site}' out of adjust="
+            f"'{site}' under a name of its own, such as '{own}_{site}', or adjust no column of '{site}'"
         )
     (own_terms,) = terms
     return own_terms
@@ -220,8 +220,11 @@ def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, o
         warn(
             f"adjust: columns of {', '.join(map(repr, left))} are not adjusted, because no covariate is at "
             "that site, so clusters may reflect it. Add the covariate to that site's table under a name of "
-            "its own, leave its columns out, or confirm by adjust={client: '~ ...'}",
+            "its own, or leave its columns out",
             DataWarning,
+            Remedy("from_formula(..., adjust={adjust}).fit(...)", ", or confirm by {arguments}").filled(
+                adjust={site: f"~ {' + '.join(one.terms)}" for site, one in terms.items()}
+            ),
         )
 
 

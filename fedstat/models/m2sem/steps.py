@@ -10,7 +10,7 @@ import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from fedstat.codec import from_json
-from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError, PolicyError
+from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError, PolicyError, Remedy
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.policy import Policy
@@ -354,10 +354,11 @@ def check_classes(site: str, opened: OpenedModalities, shown: Bools) -> None:
         raise PolicyError(
             f"{site}: its policy (minimum rows per level) does not allow sums by cluster of "
             f"{', '.join(map(repr, few))}, which are the estimates of latent classes: in some cluster, few "
-            "rows have a level, or one row has most of a sum. Merge rare levels, leave the columns out, take "
-            "fewer clusters, or n_factors=1",
+            "rows have a level, or one row has most of a sum. Merge rare levels, leave the columns out or "
+            "take fewer clusters",
             rule="minimum rows per level",
             site=site,
+            remedy=Remedy("from_formula(..., n_factors=1).fit(...)", ", or use {arguments}"),
         )
 
 
@@ -554,7 +555,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     workspace.put(found)
     request = [one.requested for one in held.opened.modalities]
     if why := withheld(data.name, data.policy, request, held.opened.covariates is not None):
-        raise DescriptionError(f"{why}. Fit with cov_type=None", rule=BITS_RULE, site=data.name)
+        raise DescriptionError(why, rule=BITS_RULE, site=data.name)
     check_posteriors(state, r)
     covariates = held.opened.covariates
     local = local_information(workspace.modalities, r, None if covariates is None else covariates.units[1])

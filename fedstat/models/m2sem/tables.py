@@ -203,7 +203,10 @@ def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Effects of covariates on columns, with tests if there are standard errors."""
     check_alpha(alpha)
     if not r.adjusted:
-        raise NotAvailableError("covariate_effects: no columns are adjusted; M2SEM(adjust='~ age') does so")
+        raise NotAvailableError(
+            "covariate_effects: no columns are adjusted",
+            remedy=Remedy("from_formula(..., adjust='~ age').fit(...)", "use {call}"),
+        )
     keys, estimates, errors = [], [], []
     for site, held in r.sites.items():
         keys += [(site, *key, covariate) for key in _effect_rows(held) for covariate in held.covariates]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.errors import EstimationError, NotAvailableError, Remedy
 from fedstat.kernels.boosting import boost_blocks, boost_full, boost_shrunk
 from fedstat.kernels.curves import smooth_curve
 from fedstat.models.boost.learning.losses import LossSpec
@@ -36,14 +36,15 @@ AGGREGATIONS = ("exact", "lsa", "average", "local")
 NO_PRODUCTS = np.zeros((0, 0))
 UNEVEN = (
     "if the response has missing or different points, its sums do not contain the correlation of errors "
-    "along it, which intervals and tests need; stability() does not need it. Curve(..., max_gap=0) leaves "
-    "out such curves"
+    "along it, which intervals and tests need"
 )
+WITHOUT_GAPS = Remedy("Curve(..., max_gap=0)", "{call} leaves out all curves with gaps")
+"""What helps where curves lack points."""
+WITHOUT_ERRORS = Remedy("stability(q=1)", "{call} and cross-validation do not need it")
 
 VARYING = (
     "the sums of {}, which varies along the response, do not contain the effect of errors that are "
-    "correlated along the response, which intervals and tests need; stability() and cross-validation do "
-    "not need it"
+    "correlated along the response, which intervals and tests need"
 )
 
 
@@ -133,9 +134,9 @@ class Boosting:
         """Return the sums of a response at common points for all learners; otherwise NotAvailableError."""
         along = [one.label for one in varying_of(self.design.learners)]
         if along:
-            raise NotAvailableError(VARYING.format(along[0]))
+            raise NotAvailableError(VARYING.format(along[0]), remedy=WITHOUT_ERRORS)
         if isinstance(self.moments, IrregularMoments):
-            raise NotAvailableError(UNEVEN)
+            raise NotAvailableError(UNEVEN, remedy=WITHOUT_GAPS)
         return self.moments
 
     @property
@@ -265,7 +266,7 @@ class ScoredBoosting(Boosting):
     def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
         """Follow the path of all folds, or of all but one, again."""
         if steps > self.taken:
-            raise NotAvailableError(f"scores were exchanged up to step {self.taken:,}: fit(steps={steps})")
+            raise NotAvailableError(f"scores were exchanged up to step {self.taken:,}, not {steps:,}")
         p = self._which(np.asarray(folds, dtype=bool))
         sums = self.moments.over(folds)
         ready = prepare_learners(sums, self.design, self.gram)

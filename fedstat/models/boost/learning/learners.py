@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fedstat.codec import Minimum
-from fedstat.errors import FormulaError
+from fedstat.errors import FormulaError, Remedy
 from fedstat.federation.design.formula.terms import parse_terms, split_sides, term_columns, term_text
 
 Kind: TypeAlias = Literal["1", "bsignal", "bfpc", "bconcurrent", "bhist", "bols", "bbs", "brandom"]
@@ -220,13 +220,20 @@ def make_learner(kind: Kind, of: str, options: Mapping[str, Any]) -> Learner:
     return made
 
 
+DECLARE = Remedy(
+    "ClientPartition.from_frame(..., curves={{{name!r}: fs.Curve('{name}_*')}})",
+    "declare the columns of one, as in {arguments} of the partition",
+)
+
+
 def _response(left: str, curves: Sequence[str]) -> tuple[str, bool]:
     if left.endswith("(t)"):
         name = left[:-3].strip().strip("`")
         if name not in curves:
             raise FormulaError(
                 f"formula: '{left}' asks for a curve '{name}', and the curves of all sites are "
-                f"{', '.join(map(repr, curves)) or 'none: declare them by curves={...}'}"
+                f"{', '.join(map(repr, curves)) or 'none'}",
+                remedy=None if curves else DECLARE.filled(name=name),
             )
         return name, True
     if left in curves:
@@ -272,10 +279,10 @@ def _learner(text: str, curves: Sequence[str]) -> Learner:
         if of.strip("`") not in curves:
             close = get_close_matches(of, curves, n=1)
             remedy = f"did you mean '{close[0]}'?" if close else f"the curves are {', '.join(curves)}"
-            if not curves:
-                remedy = f"declare the columns of one in curves={{'{of}': fs.Curve(...)}} of the partition"
             raise FormulaError(
-                f"formula: {name}() needs a curve, but '{of}' is not a curve at all sites; {remedy}"
+                f"formula: {name}() needs a curve, but '{of}' is not a curve at all sites"
+                + (f"; {remedy}" if curves else ""),
+                remedy=None if curves else DECLARE.filled(name=of.strip("`")),
             )
         of = of.strip("`")
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat import codec
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, Remedy
 from fedstat.federation.design.block import Partial
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import name_expression
@@ -170,8 +170,10 @@ def _check_entities(
     if n < n_entities and missing == "raise":
         raise DesignError(
             f"{apart.formula.response}: {without_response(apart.holder, n_entities, n_records, n)}, of "
-            f'{n_entities:,}. Check that all sites write the key alike, or pass missing="drop" to leave them '
-            "out (they will be counted)"
+            f"{n_entities:,}. Check that all sites write the key alike",
+            remedy=Remedy(
+                "from_formula(..., missing='drop').fit(...)", ", or leave them out by missing='drop'"
+            ),
         )
     if n < 2:
         raise DesignError(

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.derivatives import Direction, levels_by_reference, typical_values
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import RowsRequest, design_matrix
 from fedstat.federation.tables.columns import LevelValue
-from fedstat.inference.effects import Means, join
+from fedstat.inference.effects import AT_MEAN, Means, join
 from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.models.margins import Change, mean_jet, mean_words
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean, ProjectedEntities, site_directions
 from fedstat.typing import Floats, Ints
 
 OVER_ENTITIES = "Averages over the entities that every site has"
-UNKNOWN = "its change is no function of the columns, whose values stay at the sites; give rows with at="
+GIVEN_ROWS = Remedy("{method}(..., at={{{name!r}: 0.0}})", "give rows, as in {arguments}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class ColumnsResponse:
     def why_no_average(self) -> str:
         """Why there are no averages."""
         if self.of.roles:
-            return f"predictions of this fit leave out its {' and '.join(self.of.roles)}; give rows with at="
+            return f"predictions of this fit leave out its {' and '.join(self.of.roles)}"
         return ""
 
     @cached_property
@@ -166,27 +166,34 @@ class ColumnsResponse:
             raise NotAvailableError(f"{call}: by: the categories of entities stay at their sites")
         found = self.project(np.eye(len(self.sites)))
         if not found.complete.any():
-            raise EstimationError(f"{call}: no entity is at every site; give rows with at=")
+            raise EstimationError(
+                f"{call}: no entity is at every site", remedy=AT_MEAN.filled(method=call.removesuffix("()"))
+            )
         eta, X = found.linear[found.complete], found.projection[found.complete]
         weights = np.full((1, len(X)), 1.0 / len(X))
         return join([self._change(call, one, X, eta).combined(weights) for one in changes])
 
     def _change(self, call: str, change: Change, X: Floats, eta: Floats) -> Means:
         """Return the change of the mean of each entity."""
+        unknown = NotAvailableError(
+            f"{call}: {change.variable!r}: its change is no function of the columns, whose values stay at "
+            "the sites",
+            remedy=GIVEN_ROWS.filled(method=call.removesuffix("()"), name=change.variable),
+        )
         if not change.variable:
             return self.at(X, eta)
         own = [one for one in self._directions if one.variable == change.variable and not one.problem]
         Z = np.column_stack([np.ones(len(X)), X])
         if change.high is None:
             if not own or own[0].A is None:
-                raise NotAvailableError(f"{call}: {change.variable!r}: {UNKNOWN}")
+                raise unknown
             return self._along(X, Z @ own[0].A, eta)
 
         def placed(value: Any) -> Means:
             Y = X.copy()
             if change.variable not in self.levels:
                 if not own or own[0].plain is None:
-                    raise NotAvailableError(f"{call}: {change.variable!r}: {UNKNOWN}")
+                    raise unknown
                 Y[:, own[0].plain] = value + (Y[:, own[0].plain] if change.added else 0.0)
             else:
                 maps = {
@@ -196,7 +203,7 @@ class ColumnsResponse:
                     for level, one in zip(found.levels, found.ends, strict=True)
                 }
                 if value not in maps:
-                    raise NotAvailableError(f"{call}: {change.variable!r}: {UNKNOWN}")
+                    raise unknown
                 Y = X + Z @ maps[value]
             return self.at(Y, eta + (Y - X) @ self.of.params)
 
