@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from fedstat.codec import from_plain
 from fedstat.errors import EngineError, FedstatError, FedstatWarning, PartitionError, warn
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.partition.federation_file import coordinator_identity, read_federation
+from fedstat.federation.partition.federation_file import coordinator_identity, join_remedy, read_federation
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.flare.job import FlareController
@@ -162,7 +162,8 @@ class FlareAnalysis(FlareController):
         if unknown := sorted(set(here) - set(federation.sites)):
             raise PartitionError(
                 f"{', '.join(unknown)}: the coordinator has no card of these clients. Leave them out of the "
-                "job, or add them with 'fedstat federation join'"
+                "job",
+                remedy=join_remedy(folder),
             )
         identity = coordinator_identity(folder)
         transport = JobTransport(self, identity, federation.sites, self._timeout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import metadata
 from pathlib import Path
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, Remedy
 from fedstat.federation.message import VERSION
 from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.transport.flare.provision import FLARE
@@ -476,7 +476,8 @@ def _server(folder: Path) -> ServiceUnit:
         raise PartitionError(
             f"Federation '{federation.name}': the coordinator needs no server. With the transport "
             f'"{federation.transport}", it sends requests while an analyst is connected. Only sites run as '
-            "services: use 'fedstat site unit' or 'fedstat site compose'."
+            "services",
+            remedy=Remedy("fedstat site unit FOLDER", "use '{call}' or 'fedstat site compose'"),
         )
     return ServiceUnit(
         name=service_name(federation.name),

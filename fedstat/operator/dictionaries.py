@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, Remedy
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.files import make_folders, open_regular, write_atomic, write_shared
 from fedstat.federation.partition.federation_file import (
@@ -83,14 +83,20 @@ def accept_dictionary(folder: Path, dictionary: Path | None, accept: bool) -> in
     if not description.coordinator:
         raise PartitionError("no coordinator is trusted yet: accept a roster, or pin a card, first")
     if dictionary is None and not description.exchange_folder:
-        raise PartitionError(f"name the file: fedstat site dictionary {shell_path(folder)} {DICTIONARY}")
+        raise PartitionError(
+            "the site has no folder for requests, where the dictionary would be",
+            remedy=Remedy("fedstat site dictionary {folder} DICTIONARY", "name the file: {call}").filled(
+                folder=shell_path(folder)
+            ),
+        )
     path = Path(description.exchange_folder, DICTIONARY) if dictionary is None else dictionary
     try:
         with open_regular(path) as file:
             text = file.read(LONGEST_DICTIONARY + 1)
     except FileNotFoundError as error:
         raise PartitionError(
-            f"'{path}' is absent; the coordinator makes it with 'fedstat federation dictionary'"
+            f"'{path}' is absent",
+            remedy=Remedy("fedstat federation dictionary STUDY", "the coordinator makes it with '{call}'"),
         ) from error
     found = DataDictionary.read(text, f"'{path}'", description.coordinator)
     earlier = read_accepted(folder, description.coordinator)

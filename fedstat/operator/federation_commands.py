@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstat.codec import to_json, to_plain
-from fedstat.errors import FedstatError, MessageError, PartitionError, PinError, PolicyError
+from fedstat.errors import FedstatError, MessageError, PartitionError, PinError, PolicyError, Remedy
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
@@ -28,6 +28,7 @@ from fedstat.federation.partition.federation_file import (
     FOLDER_TRANSPORT,
     FederationDescription,
     coordinator_identity,
+    join_remedy,
     open_transport,
     read_federation,
 )
@@ -362,9 +363,11 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     other = [site for site, key in federation.sites.items() if same_fingerprint(key, reported.fingerprint)]
     if other:
         raise PartitionError(
-            f"the key on this card is that of site {other[0]}; remove that site before it joins under "
-            f"another name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, "
-            "then join with --again"
+            f"the key on this card is that of site {other[0]}",
+            remedy=Remedy(
+                "fedstat federation remove {folder} {site}",
+                "remove that site before it joins under another name: {call}, then join with --again",
+            ).filled(folder=shell_path(folder), site=shell_path(Path(other[0]))),
         )
     check_replaced_pin(f"site {reported.name}", known, reported.fingerprint, replace)
     rosters.check_not_revoked(folder, federation, reported, again)
@@ -396,7 +399,7 @@ def test_federation(folder: Path, timeout: float) -> int:
     load_families()
     federation = read_federation(folder)
     if not federation.sites:
-        raise PartitionError(f"no site has been added yet: fedstat federation join {folder} CARD")
+        raise PartitionError("no site has been added yet", remedy=join_remedy(folder))
     coordinator_identity(federation.folder)
     transport = open_transport(federation, timeout)
     print(underlined(f"Federation {federation.name}"))
@@ -470,8 +473,8 @@ def align_sites(folder: Path, timeout: float | None) -> int:
         )
     if len(federation.sites) < 2:
         raise PartitionError(
-            f"an alignment needs at least 2 sites; there are {len(federation.sites)}. Add one with 'fedstat "
-            f"federation join {folder} CARD'"
+            f"an alignment needs at least 2 sites; there are {len(federation.sites)}",
+            remedy=join_remedy(folder),
         )
     earlier = load_alignment(federation.folder)
     transport = open_transport(federation, timeout)

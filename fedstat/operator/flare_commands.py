@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstat.errors import EngineError, PartitionError
+from fedstat.errors import EngineError, PartitionError, Remedy
 from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, read_ledger
 from fedstat.federation.files import write_atomic
 from fedstat.federation.partition.federation_file import (
@@ -209,8 +209,10 @@ def require_coordinator(folder: Path, description: SiteDescription) -> None:
     """Require that a site trusts a coordinator."""
     if not description.coordinators:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' trusts no coordinator, so the site would answer no requests; pin one "
-            f"with 'fedstat site pin {shell_path(folder)} CARD'"
+            f"'{folder / DESCRIPTION}' trusts no coordinator, so the site would answer no requests",
+            remedy=Remedy("fedstat site pin {folder} CARD", "pin one with '{call}'").filled(
+                folder=shell_path(folder)
+            ),
         )
 
 
@@ -220,7 +222,10 @@ def serve_server(folder: Path) -> int:
     kit = folder / FLARE / SERVER
     if not kit.exists():
         raise PartitionError(
-            f"the server has no kit yet; make it with    fedstat federation provision {shell_path(folder)}"
+            "the server has no kit yet",
+            remedy=Remedy("fedstat federation provision {folder}", "make it with    {call}").filled(
+                folder=shell_path(folder)
+            ),
         )
     address = federation.host, federation.port
     name = f"the server of {federation.name}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.errors import FedstatError, PartitionError, Remedy, SecurityError
 from fedstat.federation.audit import checkpoints
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -17,6 +17,7 @@ from fedstat.federation.partition.federation_file import (
     FOLDER_TRANSPORT,
     FederationDescription,
     coordinator_identity,
+    join_remedy,
     read_federation,
 )
 from fedstat.federation.transport.site_folder import (
@@ -49,7 +50,7 @@ def make_roster(folder: Path) -> int:
     """Sign the list of all sites, under the next number."""
     federation = read_federation(folder)
     if not federation.sites:
-        raise PartitionError(f"no site has been added yet: fedstat federation join {shell_path(folder)} CARD")
+        raise PartitionError("no site has been added yet", remedy=join_remedy(folder))
     last, roster = last_roster(federation), sign_roster(federation)
     reported = "has not changed" if roster == last else "was made"
     print(f"Roster {roster.number} of {federation.name} {reported}.\n")
@@ -112,7 +113,12 @@ def accept_roster(folder: Path, roster: Path | None, fingerprint: str, replace: 
     description = read_description(folder)
     path = Path(description.exchange_folder, FILE) if roster is None else roster
     if roster is None and not description.exchange_folder:
-        raise PartitionError(f"name the file: fedstat site accept {shell_path(folder)} {FILE}")
+        raise PartitionError(
+            "the site has no folder for requests, where the roster would be",
+            remedy=Remedy("fedstat site accept {folder} ROSTER", "name the file: {call}").filled(
+                folder=shell_path(folder)
+            ),
+        )
     reported = Roster.read(_read(path), f"'{path}'")
     _check_of_site(folder, description, reported)
     known = _history(description, reported)
@@ -144,7 +150,8 @@ def _read(path: Path) -> bytes:
             text = file.read(LONGEST_ROSTER + 1)
     except FileNotFoundError as error:
         raise PartitionError(
-            f"'{path}' is absent; the coordinator makes it with 'fedstat federation roster'"
+            f"'{path}' is absent",
+            remedy=Remedy("fedstat federation roster STUDY", "the coordinator makes it with '{call}'"),
         ) from error
     if len(text) > LONGEST_ROSTER:
         raise SecurityError(f"'{path}' is too large for a roster")
@@ -264,7 +271,10 @@ def take_acceptance(folder: Path, path: Path) -> int:
     roster = last_roster(federation)
     if roster is None:
         raise PartitionError(
-            f"there is no roster yet; make it with    fedstat federation roster {shell_path(folder)}"
+            "there is no roster yet",
+            remedy=Remedy("fedstat federation roster {folder}", "make it with    {call}").filled(
+                folder=shell_path(folder)
+            ),
         )
     found = Acceptance.read(_read(path), f"'{path}'", federation.sites, roster)
     _keep(federation, roster, found, _read(path))

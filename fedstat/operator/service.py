@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any, TypeAlias
 
 from fedstat.codec import to_plain
-from fedstat.errors import FedstatError, PartitionError
+from fedstat.errors import FedstatError, PartitionError, Remedy
 from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure.site import installed_families
 from fedstat.federation.files import lock_file, write_atomic
@@ -447,9 +447,10 @@ def serve_site_folder(
     check_tables(folders)
     if lacking := [place for place in folders.values() if not read_description(place).exchanges]:
         raise PartitionError(
-            f"'{lacking[0] / DESCRIPTION}' has no folder for requests and replies; write it under "
-            f"'exchange', or join a kit for NVIDIA FLARE with 'fedstat site join-kit {shell_path(folder)} "
-            "KIT'"
+            f"'{lacking[0] / DESCRIPTION}' has no folder for requests and replies; write it under 'exchange'",
+            remedy=Remedy(
+                "fedstat site join-kit {folder} KIT", ", or join a kit for NVIDIA FLARE with '{call}'"
+            ).filled(folder=shell_path(folder)),
         )
     take = log_to(log, log_megabytes, log_count)
 

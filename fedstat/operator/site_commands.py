@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedstat.codec import to_plain
-from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.errors import FedstatError, PartitionError, Remedy, SecurityError
 from fedstat.federation import state_formats
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, begin_ledger, read_ledger
@@ -211,7 +211,7 @@ def revoke_trust(folder: Path, name: str) -> int:
     path = folder / DESCRIPTION
     if name == description.name:
         raise PartitionError(
-            f"'{name}' is this site itself; to answer no requests, stop 'fedstat site serve'"
+            f"'{name}' is this site itself, which answers no requests while its service is stopped"
         )
     if name == COORDINATOR and description.coordinator:
         set_entry(path, "", COORDINATOR, "")
@@ -256,8 +256,10 @@ def consent_alignment(folder: Path, names: Sequence[str]) -> int:
     strange = [name for name in names if name not in description.pinned or name == description.name]
     if strange:
         raise PartitionError(
-            f"no key of {', '.join(strange)} is pinned here. First compare and pin the key: "
-            "fedstat site pin FOLDER CARD"
+            f"no key of {', '.join(strange)} is pinned here",
+            remedy=Remedy("fedstat site pin {folder} CARD", "First compare and pin the key: {call}").filled(
+                folder=shell_path(folder)
+            ),
         )
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     for name in names:
@@ -388,7 +390,7 @@ def _show_link(table: AlignedTable, problems: list[str]) -> None:
     rows = [("key", ", ".join(table.keys.key)), ("keys", f"{table.keys.n_rows:,}"), ("aligned", aligned)]
     print(format_columns(rows) + "\n")
     if table.changed:
-        problems.append(f"{table.why_unaligned}; {ALIGNED_BY}")
+        problems.append(ALIGNED_BY.after(table.why_unaligned))
     problems += content_problems({table.site: table.frame}, {table.site: table.columns}, new_data=False)
 
 

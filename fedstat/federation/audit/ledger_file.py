@@ -8,6 +8,7 @@ import io
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedstat.codec import from_plain, to_plain
-from fedstat.errors import EngineError, SecurityError
+from fedstat.errors import EngineError, Remedy, SecurityError
 from fedstat.federation.audit import event_log
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge
 from fedstat.federation.audit.checkpoints import (
@@ -241,17 +242,18 @@ def read_lines(folder: Path, site: str, keys: PublicIdentity, secret: bytes) -> 
 def altered_line_error(path: Path, number: int) -> SecurityError:
     """Error about a line."""
     return SecurityError(
-        f"'{path}', line {number}: not what this site wrote with the keys that it has now. "
-        f"{recovery_hint(path.parent)}"
+        f"'{path}', line {number}: not what this site wrote with the keys that it has now",
+        remedy=recovery(path.parent),
     )
 
 
-def recovery_hint(folder: Path) -> str:
-    """State how a site with an incomplete ledger can continue."""
-    return (
+def recovery(folder: Path) -> Remedy:
+    """Return how a site with an incomplete ledger can continue."""
+    return Remedy(
+        "fedstat site declare-loss {folder} --reason TEXT",
         "The site answers no requests until its owner restores the files, or declares the loss, which the "
-        f"others are informed of: fedstat site declare-loss {folder} --reason TEXT"
-    )
+        "others are informed of: {call}",
+    ).filled(folder=shlex.quote(str(folder)))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -404,8 +406,8 @@ class LedgerFile:
         """Refuse to go on where somebody else wrote, cut or exchanged the file since the last line."""
         if not self._is_in_place():
             raise SecurityError(
-                f"'{self.path}' was changed while the site was served, and not by it. "
-                f"{recovery_hint(self.folder)}"
+                f"'{self.path}' was changed while the site was served, and not by it",
+                remedy=recovery(self.folder),
             )
 
     def _is_in_place(self) -> bool:
@@ -460,7 +462,7 @@ def open_ledger(
             raise SecurityError(f"{site}: {why}")
     except SecurityError as error:
         store.close()
-        raise SecurityError(f"{error}. {recovery_hint(store.folder)}") from error
+        raise SecurityError(str(error), remedy=recovery(store.folder)) from error
     except EngineError:
         store.close()
         raise
@@ -501,7 +503,8 @@ def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReadin
     if head.lines not in reading.heads or reading.heads[head.lines].digest != head.digest:
         raise SecurityError(
             f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back to "
-            f"an earlier state. {recovery_hint(folder)}"
+            "an earlier state",
+            remedy=recovery(folder),
         )
     return reading
 
@@ -515,14 +518,14 @@ def _read_checkpoint(folder: Path, keys: PublicIdentity) -> SignedCheckpoint:
     except FileNotFoundError:
         raise missing_file_error(path) from None
     if not head.is_of(keys):
-        raise SecurityError(f"'{path}' is not signed with the keys of this site. {recovery_hint(folder)}")
+        raise SecurityError(f"'{path}' is not signed with the keys of this site", remedy=recovery(folder))
     return head
 
 
 def missing_file_error(path: Path) -> SecurityError:
     """Return the error for a file that a complete ledger needs."""
     return SecurityError(
-        f"'{path}' is absent: it was removed, or is that of an earlier version. {recovery_hint(path.parent)}"
+        f"'{path}' is absent: it was removed, or is that of an earlier version", remedy=recovery(path.parent)
     )
 
 
@@ -577,7 +580,7 @@ def _secret(folder: Path) -> bytes:
     except (SecurityError, ValueError):
         found = b""
     if len(found) != SECRET_BYTES:
-        raise SecurityError(f"{where} does not hold {SECRET_BYTES} bytes. {recovery_hint(folder)}")
+        raise SecurityError(f"{where} does not hold {SECRET_BYTES} bytes", remedy=recovery(folder))
     return found
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
-from fedstat.errors import SecurityError
+from fedstat.errors import Remedy, SecurityError
 from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
 from fedstat.federation.state_formats import check_form
 
@@ -202,8 +202,8 @@ def check_rosters(
         shown = _announced(text, f"{site}: the roster of '{name}'")
         if shown is None:
             raise SecurityError(
-                f"{site}: '{name}' shows no roster, and this site has accepted one; its owner enters it by "
-                "'fedstat site accept FOLDER'"
+                f"{site}: '{name}' shows no roster, and this site has accepted one",
+                remedy=Remedy("fedstat site accept FOLDER", "its owner enters it by '{call}'"),
             )
         try:
             signature = bytes.fromhex(shown.signature)

@@ -405,7 +405,7 @@ def _require_means(spec: BlockSpec, site: str) -> None:
     if not _has_means(spec):
         raise DesignError(
             f"site {site!r}: partial='mean' needs the means of the data that the model was fitted "
-            "on, and it was fitted without them. Use partial='drop', or fit with partial='mean'."
+            "on, and it was fitted without them. Predictions with partial='drop' need none."
         )
 
 

@@ -424,7 +424,8 @@ def _require_inside(values: Floats, lower: float, upper: float, where: str) -> N
     if outside:
         raise DesignError(
             f"{where}: {outside:,} of {len(values):,} values lie outside the range that the spline was "
-            "fitted on. Leave these entities out, or write extrapolation='clip' or 'extend' in the formula."
+            "fitted on. Leave these entities out; the formula can have extrapolation='clip' or 'extend' as "
+            "well"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, Remedy
 from fedstat.federation.design.checks import check_counts
 from fedstat.federation.design.formula.syntax_tree import Category
 from fedstat.federation.design.formula.terms import Term
@@ -188,9 +188,13 @@ def agreed_categories(
     agreed = declared[0] is not None and all(order == declared[0] for order in declared)
     if ordered and not agreed and any(isinstance(level, str) for level in levels):
         raise DesignError(
-            f"response {name!r} holds text, whose order is not known: {list_levels(levels)}. Give the levels "
-            "from the lowest to the highest, as in levels=['low', 'high'], or let all sites declare the same "
-            "order."
+            f"response {name!r} holds text, whose order is not known",
+            remedy=Remedy(
+                "from_formula(..., levels={levels}).fit(...)",
+                "Give the levels from the lowest to the highest, as in {arguments}, or let all sites "
+                "declare the "
+                "same order",
+            ).filled(levels=list(levels)),
         )
     return levels
 

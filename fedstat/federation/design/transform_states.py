@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat import codec
-from fedstat.errors import DesignError, FormulaError, MessageError
+from fedstat.errors import DesignError, FormulaError, MessageError, Remedy
 from fedstat.federation.design.coding import (
     STATE_KEYS,
     Figures,
@@ -376,7 +376,10 @@ def _written(transform: Transform) -> dict[Any, Any]:
     if state is None:
         raise FormulaError(
             f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
-            "where sites hold different rows: quantiles and extremes of all rows are values of single rows. "
-            "fs.quantiles(partition, column) releases rounded quantiles as knots; bounds are public knowledge"
+            "where sites hold different rows: quantiles and extremes of all rows are values of single rows",
+            remedy=Remedy(
+                "quantiles(partition, {column!r}, bounds={{{column!r}: (low, high)}})",
+                "fs.{call} releases rounded quantiles as knots; the bounds are public knowledge",
+            ).filled(column=next(iter_columns(transform))),
         )
     return state

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from fedstat.codec import Minimum, from_json, to_plain
-from fedstat.errors import ConsentError, PartitionError
+from fedstat.errors import ConsentError, PartitionError, Remedy
 from fedstat.federation.audit.event_log import (
     NO_SUBJECT,
     PlanDecision,
@@ -466,8 +466,10 @@ class Approvals:
                 raise ConsentError.of_rule(
                     "approval",
                     self.site,
-                    f"keeps at most {MAX_PENDING_PLANS} waiting plans. The owner has to decide about these "
-                    "first: 'fedstat site pending FOLDER'",
+                    f"keeps at most {MAX_PENDING_PLANS} waiting plans",
+                    remedy=Remedy(
+                        "fedstat site pending FOLDER", "The owner has to decide about these first: '{call}'"
+                    ),
                 )
             self.site_ledger.propose(PlanProposal(digest, subject.client, subject.written, time.time_ns()))
             if self.store is None:
@@ -486,9 +488,8 @@ class Approvals:
         """
         status = self.status(digest)
         if status != "approved":
-            raise ConsentError.of_rule(
-                "approval", self.site, f"{STATUS_MESSAGES[status].format(digest=digest)}"
-            )
+            why, remedy = why_not_approved(status, digest)
+            raise ConsentError.of_rule("approval", self.site, why, remedy=remedy)
         # Before any release: an attempt that fails later has released something, and needs another approval.
         self.site_ledger.spend(self.site_ledger.decisions[digest].name)
 
@@ -507,16 +508,18 @@ class Approvals:
             self.store.settle(decision)
 
 
-STATUS_MESSAGES: Mapping[str, str] = {
-    "pending": "requires the owner's approval of every analysis, and this one is pending. Ask the owner to "
-    "run "
-    "'fedstat site approve FOLDER {digest:.12}' (in one process: site.approve(digest)) for the plan with "
-    "digest "
-    "{digest}; then run the same analysis again",
-    "denied": "requires the owner's approval of every analysis, and the owner has denied this one (digest "
-    "{digest}). Reduce the request, or leave the site out",
-}
-"""Text for a plan without approval."""
+def why_not_approved(status: str, digest: str) -> tuple[str, Remedy | None]:
+    """Return why a plan has no approval, and what helps."""
+    if status == "denied":
+        return (
+            "requires the owner's approval of every analysis, and the owner has denied this one (digest "
+            f"{digest}). Reduce the request, or leave the site out"
+        ), None
+    return "requires the owner's approval of every analysis, and this one is pending", Remedy(
+        "fedstat site approve FOLDER {digest:.12}",
+        "Ask the owner to run '{call}' (in one process: site.approve(digest)) for the plan with digest "
+        "{digest}; then run the same analysis again",
+    ).filled(digest=digest)
 
 
 def complete_digest(site: str, given: str, plans: Iterable[str]) -> str:
@@ -524,7 +527,10 @@ def complete_digest(site: str, given: str, plans: Iterable[str]) -> str:
     found = [digest for digest in plans if given and digest.startswith(given.lower())]
     if len(found) != 1:
         many = f"{len(found)} plans have digests that begin" if found else "no plan has a digest that begins"
-        raise PartitionError(f"{site}: {many} with '{given}'; 'fedstat site pending FOLDER' lists all")
+        raise PartitionError(
+            f"{site}: {many} with '{given}'",
+            remedy=Remedy("fedstat site pending FOLDER", "; '{call}' lists all"),
+        )
     return found[0]
 
 

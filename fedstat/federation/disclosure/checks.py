@@ -228,7 +228,10 @@ def check_refusals_left(context: RequestContext) -> None:
             "maximum refusals",
             context.data.name,
             f"has refused {most} requests for reasons that depend on its rows, and answers this client no "
-            "more. The owner reads the log and can continue with 'fedstat site answer-again'",
+            "more",
+            remedy=Remedy(
+                "fedstat site answer-again FOLDER", "The owner reads the log and can continue with '{call}'"
+            ),
         )
 
 

@@ -394,9 +394,13 @@ def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) ->
         raise DescriptionError.of_rule(
             "simple formulas",
             data.name,
-            f"computes published columns only, and column '{absent[0]}' is not published. Ask the owner to "
-            f"publish it in columns.toml, as section {section_of(absent[0])} ('fedstat site describe FOLDER' "
-            "proposes one), or leave it out",
+            f"computes published columns only, and column '{absent[0]}' is not published",
+            remedy=Remedy(
+                "fedstat site describe FOLDER",
+                "Ask the owner to publish it in columns.toml, as section {section} ('{call}' proposes one), "
+                "or "
+                "leave it out",
+            ).filled(section=section_of(absent[0])),
         )
     for factor in fact.factors:
         if lacking := _lacking_description(data, factor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -238,9 +239,8 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
             data.name,
             f"requires that no curve of the response has missing or individual points, or {least:,} curves "
             f"do in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; there "
-            f"are {fact.n:,}. Curve(..., max_gap=0.1) leaves out longer gaps and fills the others; or use "
-            "fewer knots, or put the response on one grid; the owner can allow it with  max_share = 1.0  in "
-            "policy.toml",
+            f"are {fact.n:,}. Use fewer knots, or put the response on one grid; the owner can allow it with  "
+            "max_share = 1.0  in policy.toml. Curves with a max_gap leave out longer gaps and fill others",
         )
 
 
@@ -630,8 +630,10 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
         raise ConsentError.of_rule(
             "alignment",
             data.name,
-            f"requires the owner's consent to an alignment, and there is none for {', '.join(lacking)}. The "
-            f"owner consents to one alignment with 'fedstat site consent FOLDER {' '.join(lacking)}'",
+            f"requires the owner's consent to an alignment, and there is none for {', '.join(lacking)}",
+            remedy=Remedy(
+                "fedstat site consent FOLDER {sites}", "The owner consents to one alignment with '{call}'"
+            ).filled(sites=" ".join(map(shlex.quote, lacking))),
         )
     # Before the keys leave: an attempt that fails has revealed at least lengths of lists, and needs another
     # one.

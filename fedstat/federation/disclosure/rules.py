@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, get_args
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, Remedy
 from fedstat.federation.message import ArrayKind
 from fedstat.federation.state_formats import renamed
 
@@ -281,8 +281,8 @@ def read_policy(path: str | Path) -> tuple[str, bytes]:
         return where, file.read_bytes()
     except OSError as error:
         raise PartitionError(
-            f"{where}: cannot be read ({type(error).__name__}). Write one with Policy().to_toml(), which "
-            "explains every rule"
+            f"{where}: cannot be read ({type(error).__name__})",
+            remedy=Remedy("Policy().to_toml()", "Write one with {call}, which explains every rule"),
         ) from None
 
 

@@ -124,8 +124,8 @@ def check_declarations(where: str, step: message.Step) -> None:
     for name, declared in step.given.items():
         if declared.kind in message.COUNTED and not declared.behind:
             raise DisclosureError(
-                f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it. Name "
-                "them with behind=(...), from fedstat.federation.disclosure.facts: EntityCount at least"
+                f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it, "
+                "which are classes of fedstat.federation.disclosure.facts: EntityCount at least"
             )
         unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
         if unknown:
@@ -148,7 +148,7 @@ def check_declarations(where: str, step: message.Step) -> None:
         if declared.kind == "per entity" and declared.weighs is None:
             raise DisclosureError(
                 f"{where}: array '{name}' has a value per entity, and does not declare whether these weigh "
-                "rows. Describe them with weighs=..., empty if they enter no sum over rows"
+                "rows; its weighs is a description of them, empty if they enter no sum over rows"
             )
 
 

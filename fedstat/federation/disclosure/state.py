@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pandas as pd
 
-from fedstat.errors import DesignError, MessageError, PartitionError, SecurityError
+from fedstat.errors import DesignError, MessageError, PartitionError, Remedy, SecurityError
 from fedstat.federation.audit.event_log import NO_SUBJECT, SiteLedger
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
@@ -139,9 +139,12 @@ class SiteData:
         if self.shared_seed is None:
             raise PartitionError(
                 f"{self.name}: this site has no secret in common with the other sites. Sketches, and "
-                "labels that several sites hold, need one. One owner draws it with 'fedstat site seed "
-                "FOLDER', and all "
-                'owners write that line, seed = "...", into their site.toml'
+                "labels that several sites hold, need one",
+                remedy=Remedy(
+                    "fedstat site seed FOLDER",
+                    "One owner draws it with '{call}', and all owners write that line, seed = \"...\", into "
+                    "their site.toml",
+                ),
             )
         return self.shared_seed
 

@@ -18,6 +18,7 @@ from fedstat.errors import (
     FedstatError,
     NotAvailableError,
     PartitionError,
+    Remedy,
     VersionWarning,
     warn,
 )
@@ -33,6 +34,7 @@ from fedstat.federation.partition.federation_file import (
     FOLDER_TRANSPORT,
     FederationDescription,
     coordinator_identity,
+    join_remedy,
     open_transport,
     read_federation,
 )
@@ -161,7 +163,8 @@ class ConnectedSite:
         raise NotAvailableError(
             # from __dict__, because a copy in the making has no name yet
             f"{self.__dict__.get('name', 'the site')}: its {name} is known at the site only, which runs in a "
-            "process of its own. Ask its owner ('fedstat site check' shows what may leave)"
+            "process of its own",
+            remedy=Remedy("fedstat site check FOLDER", "Ask its owner ('{call}' shows what may leave)"),
         )
 
 
@@ -323,8 +326,8 @@ def _selected_sites(federation: FederationDescription, without: Sequence[str]) -
     request = {name: key for name, key in federation.sites.items() if name not in without}
     if not request:
         raise PartitionError(
-            f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat "
-            f"federation join {federation.folder} CARD'"
+            f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask",
+            remedy=join_remedy(federation.folder),
         )
     return request
 
@@ -345,8 +348,10 @@ def _check_alive(federation: FederationDescription, names: Sequence[str]) -> Non
         time.sleep(SEEN_AGAIN / 30)
     seen = ", ".join(f"{name} {age / 60:,.0f} minutes ago" for name, age in silent.items())
     raise EngineError(
-        f"the services of these sites were seen last: {seen}. Ask their owners for  fedstat site status,  or "
-        f"connect without them: without={list(silent)}"
+        f"the services of these sites were seen last: {seen}. Ask their owners for  fedstat site status",
+        remedy=Remedy(
+            "ClientPartition.connect(..., without={sites})", ", or connect without them: {arguments}"
+        ).filled(sites=list(silent)),
     )
 
 
@@ -358,7 +363,8 @@ def _check_quorum(federation: FederationDescription, quorum: object, n_sites: in
     if quorum and federation.layout != "horizontal":
         raise PartitionError(
             "quorum: in the vertical layout no fit can continue without a site, because only this site has "
-            "its columns. Connect without=[...] it, and fit a model without its columns"
+            "its columns. Connect without this site, and fit a model without its columns",
+            remedy=Remedy("ClientPartition.connect(..., quorum=0)", ", or wait for it with {arguments}"),
         )
 
 

@@ -11,11 +11,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from fedstat.errors import PartitionError, SecurityError
+from fedstat.errors import PartitionError, Remedy, SecurityError
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.files import WRITERS, is_open_to_others
 from fedstat.federation.message import NO_PURPOSE, Purpose
@@ -134,13 +135,20 @@ def open_transport(
     )
 
 
+def join_remedy(folder: Path) -> Remedy:
+    """Return what helps a federation without sites."""
+    return Remedy("fedstat federation join {folder} CARD", "add one with '{call}'").filled(
+        folder=shlex.quote(str(folder))
+    )
+
+
 def open_folder_transport(federation: FederationDescription, timeout: float | None = None) -> FolderTransport:
     """Open the folder of a federation, with the coordinator's keys."""
     if federation.transport != FOLDER_TRANSPORT:
         raise PartitionError(
             f"'{federation.folder / FEDERATION_FILENAME}': transport: expected \"{FOLDER_TRANSPORT}\", "
-            f'"{BUCKET_TRANSPORT}" or "{FLARE}"; to use a transport of your own, pass it to '
-            "ClientPartition.connect(..., transport=...)"
+            f'"{BUCKET_TRANSPORT}" or "{FLARE}"; a transport of your own is the argument transport= of '
+            "ClientPartition.connect"
         )
     return FolderTransport(
         Path(federation.exchange),

@@ -268,7 +268,7 @@ class PartitionViews:
         if len(self.frames) < len(self._tables):
             raise NotAvailableError(
                 "correlations between sites' columns need the rows of both in one place; these are in "
-                "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
+                "processes of their own. The independence tests of a fitted VFEMRegression need sums only"
             )
         return rank_correlation(self.frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
 
@@ -395,7 +395,7 @@ def _range_ends(column: PublishedColumn) -> tuple[float | None, float | None]:
 
 CONNECTED_MESSAGE = (
     "a partition that was connected to is not pickled or copied: its sites are other processes, and all that "
-    "is here is the connection. Call ClientPartition.connect() where it is needed"
+    "is here is the connection. Another process connects again"
 )
 QUERIED_MESSAGE = (
     "a partition that streams a query is not pickled or copied, because of its connection to the database "
@@ -630,8 +630,8 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         if (columns is None) == (by is None):
             raise PartitionError(
-                "give either columns={client: [...]} (sites hold different columns) "
-                "or by='column' (sites hold different rows), and not both."
+                "expected one of columns={client: [...]} (sites hold different columns) "
+                "and by='column' (sites hold different rows), and not both."
             )
         key = check.key_names(on)
         table = sources.named_table(frame, (*key, *([] if by is None else [by])))

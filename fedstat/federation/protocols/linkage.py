@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedstat.codec import Minimum, from_json, to_json
-from fedstat.errors import MessageError, PartitionError, SecurityError
+from fedstat.errors import MessageError, PartitionError, Remedy, SecurityError
 from fedstat.federation import message
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.disclosure.facts import ExternalKeyList, KeyAlignmentRequest
@@ -483,7 +484,10 @@ def load_alignment(folder: Path) -> PersistentAlignment | None:
         )
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise PartitionError(
-            f"'{path}' is no alignment of a federation; run 'fedstat federation align {folder}' again"
+            f"'{path}' is no alignment of a federation",
+            remedy=Remedy("fedstat federation align {folder}", "remove it, and run '{call}'").filled(
+                folder=shlex.quote(str(folder))
+            ),
         ) from error
 
 

@@ -86,10 +86,11 @@ def propose_plans(plans: Mapping[str, approval.AnalysisPlan], session: str) -> F
     found = {
         reply.site: from_json(PlanStatus, reply.text, f"{reply.site}: status of a plan") for reply in replies
     }
-    lacking = [
-        f"{site}: its policy (approval) {approval.STATUS_MESSAGES[one.status].format(digest=one.digest)}"
-        for site, one in found.items()
-        if one.status != "approved"
-    ]
+    lacking = []
+    for site, one in found.items():
+        if one.status != "approved":
+            why, remedy = approval.why_not_approved(one.status, one.digest)
+            text = f"{site}: its policy (approval) {why}"
+            lacking.append(remedy.after(text) if remedy else text)
     if lacking:
         raise ConsentError("\n".join(lacking), rule="approval")

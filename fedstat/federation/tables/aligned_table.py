@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_json, to_json
-from fedstat.errors import EngineError, MessageError, PartitionError
+from fedstat.errors import EngineError, MessageError, PartitionError, Remedy
 from fedstat.federation import state_formats
 from fedstat.federation.files import read_arrays, read_private, write_atomic
 from fedstat.federation.tables.checks import non_key_columns
@@ -35,7 +35,7 @@ from fedstat.typing import Array, Bools, Ints
 #     alignment.npz    name of the alignment, numbers by key, and a fingerprint of the keys (mode 0600)
 
 ALIGNMENT = "alignment.npz"
-ALIGNED_BY = "the coordinator runs 'fedstat federation align FOLDER'"
+ALIGNED_BY = Remedy("fedstat federation align FOLDER", "the coordinator runs '{call}'")
 NAME = re.compile(r"[0-9a-f]{16}")
 
 
@@ -87,7 +87,7 @@ class AlignedTable(FrameTable):
     def check_session(self, session: str) -> None:
         """Require that a session rests on the alignment that the records are in the order of."""
         if not self.alignment:
-            raise PartitionError(f"{self.site}: {self.why_unaligned}; {ALIGNED_BY}, then connect again")
+            raise PartitionError(f"{self.site}: {self.why_unaligned}", remedy=ALIGNED_BY)
         if alignment_of(session) != self.alignment:
             raise PartitionError(
                 f"{self.site}: its entities have been aligned again since this session began, or the "
@@ -139,7 +139,9 @@ class AlignedTable(FrameTable):
         except (ValueError, LookupError, TypeError):
             fits = False
         if not fits:
-            raise PartitionError(f"'{path}' is no alignment of this site; remove it, and {ALIGNED_BY}")
+            raise PartitionError(
+                f"'{path}' is no alignment of this site, and has to be removed", remedy=ALIGNED_BY
+            )
         if not self.changed:
             by_row = np.empty(len(numbers), dtype=np.int64)
             by_row[order] = numbers

@@ -15,7 +15,7 @@ import narwhals as nw
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, PartitionError
+from fedstat.errors import DesignError, PartitionError, Remedy
 from fedstat.federation.tables.curves import Curve, CurveArray, check_domain, is_curve
 from fedstat.typing import Bools, Floats, Ints
 
@@ -83,13 +83,16 @@ class CurveCells:
         return out
 
 
+POINTS = Remedy("Curve(..., at=at)", "Name the column with their points, {arguments}")
+
+
 def common_arrays(where: str, cells: CurveCells) -> Floats:
     """Stack arrays of one length, (n, m)."""
     found = np.unique(cells.lengths[cells.lengths > 0])
     if len(found) != 1:
         raise PartitionError(
-            f"{where}: expected arrays of one length in its cells, found {len(found)}. Name the column with "
-            "their points by Curve(..., at=...)"
+            f"{where}: expected arrays of one length in its cells, found {len(found)}",
+            remedy=POINTS,
         )
     return cells.padded()
 
@@ -353,8 +356,8 @@ def _points(where: str, found: Sequence[str], m: int, curve: Curve) -> tuple[Flo
     grid = _from_names(found, curve) if curve.grid is None else np.array(curve.grid)
     if grid is not None and np.any(np.diff(grid) <= 0.0):
         raise PartitionError(
-            f"{where}: the numbers in the names of its columns do not ascend. Order the columns, or give "
-            "grid=..."
+            f"{where}: the numbers in the names of its columns do not ascend",
+            remedy=Remedy("Curve(..., grid=grid)", "Order the columns, or give {arguments}"),
         )
     if grid is None:
         low, high = curve.domain or (1.0, float(m))
@@ -431,7 +434,7 @@ class CurveTable:
             if isinstance(curve, LongCurve):
                 raise PartitionError(
                     f"{where}, curve '{name}': a long table can be read with tables in memory, but this one "
-                    "is streamed. Put arrays in its cells: Curve(..., at=...)"
+                    "is streamed. Arrays in its cells can be streamed",
                 )
             self.declared[name], self.held[name] = curve, columns_of(curve, table.columns)
         used = {column for columns in self.held.values() for column in columns}
@@ -504,8 +507,8 @@ class CurveTable:
                 if not first.own and not np.array_equal(first.grid, one.grid):
                     if self.declared[name].at is None:
                         raise PartitionError(
-                            f"{self.where}, curve '{name}': arrays in its cells are not of one length. Name "
-                            "the column with their points by Curve(..., at=...)"
+                            f"{self.where}, curve '{name}': arrays in its cells are not of one length",
+                            remedy=POINTS,
                         )
                     found[name] = CurveArray(
                         np.zeros((0, 0)), np.zeros(0), one.domain, one.declared, np.zeros((0, 0))

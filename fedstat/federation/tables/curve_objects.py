@@ -97,7 +97,7 @@ def from_skfda(fd: Any, *, unit: str = "", max_gap: float | None = None) -> Curv
         return checked(where, own_points(where, values, points, declared))
     if not hasattr(fd, "grid_points"):
         raise PartitionError(
-            f"{where}: expected curves on points, received {type(fd).__name__}; use to_grid()"
+            f"{where}: expected curves on points, received {type(fd).__name__}, whose to_grid() returns them"
         )
     grid = np.asarray(fd.grid_points[0], dtype=np.float64)
     table = np.ascontiguousarray(fd.data_matrix[..., 0], dtype=np.float64)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.extensions import ExtensionArray, ExtensionDtype
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, Remedy
 from fedstat.typing import Bools, Floats, Ints
 
 LARGEST_GAP = 0.1
@@ -74,8 +74,11 @@ class Curve:
         check_domain("Curve", self.domain, self.max_gap)
         if self.at is not None and ("*" in self.columns or self.grid is not None or self.domain is None):
             raise PartitionError(
-                "Curve: at=... names the points of arrays in the cells of one column: give that column and "
-                "domain=(first, last), and no grid"
+                "Curve: at=... names the points of arrays in the cells of one column",
+                remedy=Remedy(
+                    "Curve({column!r}, at={at!r}, domain=(0.0, 1.0))",
+                    "give that column and its first and last point, and no grid, as in {call}",
+                ).filled(column=self.columns.rstrip("*_"), at=self.at),
             )
 
 
@@ -323,7 +326,9 @@ def curves_of(series: pd.Series[Any]) -> CurveArray:
     """Curves of a column."""
     array = series.array
     if not isinstance(array, CurveArray):
-        raise PartitionError(f"column {series.name!r} holds no curves; declare them by curves=... ")
+        raise PartitionError(
+            f"column {series.name!r} holds no curves, which a partition declares by its argument curves"
+        )
     return array
 
 

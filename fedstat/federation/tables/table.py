@@ -180,8 +180,9 @@ class LabeledTable:
     def __init__(self, table: Table, name: str, label: str) -> None:
         if name in table.columns:
             raise DesignError(
-                f"{label}: the table has a column {name!r} of its own. Rename it, or call the column that "
-                "names the site otherwise (site_column=...)."
+                f"{label}: the table has a column {name!r} of its own. Rename it, or give the column that "
+                "names "
+                "the site another name"
             )
         self.table = table
         self.name = name

@@ -19,6 +19,7 @@ from fedstat.federation.transport.mailbox import (
     CLOSED,
     MOST_NOTES,
     NOTES_AT_ONCE,
+    SERVED,
     STATUS_OF_NOTES,
     UNTRUSTED,
     AnsweringSite,
@@ -310,7 +311,8 @@ class _BucketWait:
                 place = f"{BUCKET}{self.part.bucket.name}/{self.part.requests}"
                 raise EngineError(
                     f"'{self.site}' did not answer within {self.transport.timeout:g} s; its request waits in "
-                    f"'{place}'. Is 'fedstat site serve' running there?"
+                    f"'{place}'",
+                    remedy=SERVED,
                 )
             pace.rest()
         return answer

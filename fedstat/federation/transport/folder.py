@@ -26,6 +26,7 @@ from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import open_regular, shared_folder_hint, write_shared
 from fedstat.federation.transport.mailbox import (
+    SERVED,
     STATUS_OF_NOTES,
     UNTRUSTED,
     Backoff,
@@ -106,10 +107,11 @@ class _FolderWait:
             self._read_note()
             if time.monotonic() > until:
                 request = self.part.request(self.number)
+                notes = "".join(f". {said}" for said in self._said.values())
                 raise EngineError(
                     f"'{self.site}' did not answer within {self.transport.timeout:g} s; '{request.name}' "
-                    f"waits for it in '{request.parent}'. Is 'fedstat site serve' running there?"
-                    + "".join(f" {said}" for said in self._said.values())
+                    f"waits for it in '{request.parent}'{notes}",
+                    remedy=SERVED,
                 )
             pace.rest()
         return answer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 from fedstat.codec import from_json, to_json
-from fedstat.errors import EngineError, SecurityError
+from fedstat.errors import EngineError, Remedy, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope, signer_of
 from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
@@ -263,13 +263,20 @@ def open_note(
     return note if (note.question, note.key) == (digest, keys.fingerprint) else None
 
 
+SERVED = Remedy("fedstat site serve FOLDER", "Is '{call}' running there?")
+"""What helps if a site does not answer."""
+
+
 def untrusted_note(site: str, fingerprint: str, coordinator: Identity) -> EngineError:
     """Return the error text for a site that has pinned the key of another coordinator."""
     return EngineError(
         f"'{site}', whose key is {fingerprint}, refuses requests that are signed with the key of this "
-        f"coordinator, {coordinator.public.fingerprint}: its owner has pinned another key. Compare this "
-        "fingerprint by telephone; then run at the site: fedstat site pin FOLDER CARD, with the card of "
-        "this coordinator"
+        f"coordinator, {coordinator.public.fingerprint}: its owner has pinned another key",
+        remedy=Remedy(
+            "fedstat site pin FOLDER CARD",
+            "Compare this fingerprint by telephone; then run at the site: {call}, with the card of this "
+            "coordinator",
+        ),
     )
 
 

@@ -396,7 +396,7 @@ class RemoteEngine(RoundEngine):
                 )
             first.sites = tuple(request.site for request, error in errors if isinstance(error, SessionError))
         if isinstance(first, EngineError):
-            explained = EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
+            explained = first.with_message(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
             away = [error.sites for _, error in errors if isinstance(error, EngineError)]
             # A local error, such as a full disk, does not mean that a site is absent.
             explained.sites = tuple(dict.fromkeys(chain.from_iterable(away))) if all(away) else ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import IO
 
-from fedstat.errors import PartitionError, SecurityError
+from fedstat.errors import PartitionError, Remedy, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope, signer_of
 from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
@@ -16,7 +17,7 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.transport.live_config import LiveConfig
 from fedstat.federation.transport.mailbox import BUSY, CLOSED, ErrorNote
 from fedstat.federation.transport.remote import SiteServer, request_number
-from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription
+from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription, read_description
 
 
 def sign_request(identity: Identity, site: str, request: bytes) -> tuple[str, bytes]:
@@ -81,12 +82,15 @@ class SignedSite:
     """
 
     def __init__(self, folder: Path, name: str = "", report: Callable[[str], None] = lambda _: None) -> None:
-        self._word = LiveConfig(folder, report)
-        if not self.description.coordinators:
+        if not read_description(folder).coordinators:
             raise PartitionError(
-                f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. Write "
-                "the fingerprint of its key under 'coordinator', or use fedstat site pin"
+                f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests",
+                remedy=Remedy(
+                    "fedstat site pin {folder} CARD",
+                    "Write the fingerprint of its key under 'coordinator', or use '{call}'",
+                ).filled(folder=shlex.quote(str(folder))),
             )
+        self._word = LiveConfig(folder, report)
         if name not in ("", self.site.name):
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' belongs to '{self.site.name}', but FLARE's name is '{name}'"

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_plain
-from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.errors import FedstatError, PartitionError, Remedy, SecurityError
 from fedstat.federation import state_formats
 from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.checkpoints import utc_text
@@ -383,8 +383,12 @@ class SiteDescription:
         if not SEED.fullmatch(seed) or len(set(seed.lower())) < LEAST_DIGITS:
             raise PartitionError(
                 f"{self.name}: seed: expected {SEED_DIGITS} hexadecimal digits in quotes, drawn at random "
-                "(128 bits), the same at all sites. One owner draws it by 'fedstat site seed FOLDER' and "
-                "passes it to the other owners, not to the coordinator"
+                "(128 bits), the same at all sites",
+                remedy=Remedy(
+                    "fedstat site seed FOLDER",
+                    "One owner draws it by '{call}' and passes it to the other owners, not to the "
+                    "coordinator",
+                ),
             )
         return int(seed, 16)
 
@@ -486,7 +490,12 @@ def load_identity(folder: str | Path) -> Identity:
     """Read the keys of a folder; SecurityError if others than the owner may read them."""
     path = Path(folder, IDENTITY)
     if not path.exists():
-        raise PartitionError(f"'{path}' is absent; make a folder with keys with 'fedstat site init'")
+        raise PartitionError(
+            f"'{path}' is absent",
+            remedy=Remedy(
+                "fedstat site init {folder} --name NAME", "make a folder with keys with '{call}'"
+            ).filled(folder=shlex.quote(str(folder))),
+        )
     return Identity.load(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import socket
 import struct
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from fedstat.errors import EngineError, FedstatError, FedstatWarning, PartitionError, warn
+from fedstat.errors import EngineError, FedstatError, FedstatWarning, PartitionError, Remedy, warn
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.transport.flare import provision
 from fedstat.federation.transport.mailbox import STATUS_OF_NOTES
@@ -211,8 +212,10 @@ def open_analysis(
     home = folder / provision.FLARE
     if not (home / provision.ANALYST).exists():
         raise PartitionError(
-            f"'{folder}' has no kits for NVIDIA FLARE yet; make them with 'fedstat federation provision "
-            f"{folder}'"
+            f"'{folder}' has no kits for NVIDIA FLARE yet",
+            remedy=Remedy("fedstat federation provision {folder}", "make them with '{call}'").filled(
+                folder=shlex.quote(str(folder))
+            ),
         )
     analysis = Analysis((home / provision.SERVER).resolve(), identity, fingerprints, timeout)
     if not analysis.is_heard():
@@ -221,9 +224,12 @@ def open_analysis(
     if lacking := [site for site in sites if site not in there]:
         analysis.close()
         raise EngineError(
-            f"an analysis is open without {', '.join(lacking)}: these sites stopped or came later. End it "
-            f"with 'fedstat federation stop {folder}', and connect again when 'fedstat federation status "
-            f"{folder}' shows all sites. To leave out a site for good, use connect(..., without=[...])"
+            f"an analysis is open without {', '.join(lacking)}: these sites stopped or came later",
+            remedy=Remedy(
+                "fedstat federation stop {folder}",
+                "End it with '{call}', and connect again when 'fedstat federation status {folder}' shows all "
+                "sites. To leave out a site for good, use connect(..., without=[...])",
+            ).filled(folder=shlex.quote(str(folder))),
         )
     return analysis
 
@@ -291,9 +297,12 @@ def _wait_for_sites(session: Any, sites: Sequence[str], patience: float) -> None
     while missing := sorted(set(sites) - set(_connected(session))):
         if time.monotonic() > until:
             raise EngineError(
-                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running there, "
-                "and is the certificate valid (see 'fedstat site status')? To leave out a site for good, use "
-                "ClientPartition.connect(..., without=[...])"
+                f"not connected to the server: {', '.join(missing)}",
+                remedy=Remedy(
+                    "ClientPartition.connect(..., without={sites})",
+                    "Is 'fedstat site serve' running there, and is the certificate valid (see 'fedstat site "
+                    "status')? To leave out a site for good, use {call}",
+                ).filled(sites=missing),
             )
         time.sleep(PAUSE)
 
@@ -330,9 +339,13 @@ def _session(folder: Path) -> Iterator[Any]:
             session = new_secure_session(provision.USER, str(kit), timeout=LOGIN)
     except Exception as error:
         raise EngineError(
-            f"the FLARE server does not answer ({type(error).__name__}). Start it with 'fedstat federation "
-            f"serve {folder}'. If it is running, check host, port and the dates of the certificates with "
-            f"'fedstat federation status {folder}'"
+            f"the FLARE server does not answer ({type(error).__name__})",
+            remedy=Remedy(
+                "fedstat federation serve {folder}",
+                "Start it with '{call}'. If it is running, check host, port and the dates of the "
+                "certificates "
+                "with 'fedstat federation status {folder}'",
+            ).filled(folder=shlex.quote(str(folder))),
         ) from error
     try:
         yield session
@@ -340,9 +353,12 @@ def _session(folder: Path) -> Iterator[Any]:
         raise
     except Exception as error:  # FLARE's errors have no common class
         raise EngineError(
-            f"the FLARE server did not execute the command ({type(error).__name__}: {error}). Stop it and "
-            f"start it with 'fedstat federation serve {folder}', which removes the remains of jobs. Its "
-            f"log is in '{folder / provision.FLARE}'"
+            f"the FLARE server did not execute the command ({type(error).__name__}: {error})",
+            remedy=Remedy(
+                "fedstat federation serve {folder}",
+                "Stop it and start it with '{call}', which removes the remains of jobs. Its log is in "
+                "'{log}'",
+            ).filled(folder=shlex.quote(str(folder)), log=folder / provision.FLARE),
         ) from error
     finally:
         session.close()

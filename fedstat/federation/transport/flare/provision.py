@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import site
 import subprocess
@@ -24,7 +25,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from fedstat.errors import EngineError, PartitionError, SecurityError
+from fedstat.errors import EngineError, PartitionError, Remedy, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
 from fedstat.federation.crypto.keys import Identity
@@ -432,8 +433,10 @@ def accept_kit(folder: Path, granted: bytes, name: str, coordinator: str, where:
     home = (folder / FLARE).resolve()
     if not (home / REQUEST).exists():
         raise PartitionError(
-            f"no request is open for '{where}': the site has its kit, or the request is on another machine. "
-            f"Make a new one with 'fedstat site request {folder}'"
+            f"no request is open for '{where}': the site has its kit, or the request is on another machine",
+            remedy=Remedy("fedstat site request {folder}", "Make a new one with '{call}'").filled(
+                folder=shlex.quote(str(folder))
+            ),
         )
     assemble(home / REQUEST, envelope.payload, home / KIT)
     write_local(home / KIT)
@@ -449,8 +452,8 @@ def _open_request(request: bytes, sites: Mapping[str, str], where: str) -> tuple
             continue
     there = ", ".join(sites) or "none"
     raise SecurityError(
-        f"{where}: it was altered, or no joined site signed it. Joined sites: {there}. Add "
-        "a site with 'fedstat federation join FOLDER CARD'"
+        f"{where}: it was altered, or no joined site signed it. Joined sites: {there}",
+        remedy=Remedy("fedstat federation join FOLDER CARD", "Add a site with '{call}'"),
     )
 
 
