@@ -342,8 +342,8 @@ def roster_remarks(folder: Path) -> Iterator[str]:
     yield _standing(federation, roster)
     if _content(roster)[3:] != (dict(federation.sites), dict(federation.revoked)):
         yield (
-            "The sites have changed since the last roster. Make the next one with    "
-            f"fedstat federation roster {shell_path(folder)}"
+            "The sites have changed since the last roster. Make the next one with    fedstat federation "
+            f"roster {shell_path(folder)}"
         )
 
 

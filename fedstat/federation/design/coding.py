@@ -705,11 +705,11 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
     if column_kind(series, site, name) == "category":
         one = f"For one level against the others write {name} == 'level' on the left side. "
         remedies = {
-            "a response": one + "For all levels use FederatedOrdinal or "
-            "FederatedMultinomial, for sites with different rows.",
+            "a response": one + "For all levels use FederatedOrdinal or FederatedMultinomial, for sites with "
+            "different rows.",
             "an event": one
-            + f"For competing events use CumulativeIncidence and C({name}, levels=[...]), with "
-            "the level of censoring first.",
+            + f"For competing events use CumulativeIncidence and C({name}, levels=[...]), with the level of "
+            "censoring first.",
         }
         raise DesignError(
             f"{at_column(site, name)} holds categories, and {what} must be numbers or true/false. "

@@ -226,8 +226,8 @@ def assemble_design(agreement: RowsSchema, replies: Sequence[Reply], summed: Seq
     if constant := [names[j] for j in np.flatnonzero(~varies)]:
         raise DesignError(
             f"design column{'s' * (len(constant) > 1)} {name_all(constant)} "
-            f"{'are' if len(constant) > 1 else 'is'} constant over the complete rows of all sites. "
-            "Leave the term out, or merge the levels that it separates."
+            f"{'are' if len(constant) > 1 else 'is'} constant over the complete rows of all sites. Leave the "
+            "term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
     return RowsDesign(names, terms, intercept, n, mean, spread, effects, further)

@@ -191,9 +191,8 @@ def agreed_categories(
             f"response {name!r} holds text, whose order is not known",
             remedy=Remedy(
                 "from_formula(..., levels={levels}).fit(...)",
-                "Give the levels from the lowest to the highest, as in {arguments}, or let all sites "
-                "declare the "
-                "same order",
+                "Give the levels from the lowest to the highest, as in {arguments}, or let all sites declare "
+                "the same order",
             ).filled(levels=list(levels)),
         )
     return levels

@@ -524,8 +524,7 @@ class Policy:
         "approval",
         choice("auto", "owner", strictest="owner"),
         'Who approves an analysis that all other rules allow. "auto": no approval is needed. "owner": the '
-        "analysis "
-        "waits until the owner approves its plan. 'fedstat site pending' shows the plans. Each "
+        "analysis waits until the owner approves its plan. 'fedstat site pending' shows the plans. Each "
         "approval is valid for one run.",
     )
     dealer: Literal["third party", "any"] = rule(

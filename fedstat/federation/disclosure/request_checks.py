@@ -150,8 +150,8 @@ CHOICES: Mapping[str, tuple[str, Callable[[Policy], bool], str, Remedy]] = {
         "releases no steps over batches of rows: each is a sum over a few rows, which the seed selects",
         Remedy(
             "fit(..., batch_size=None)",
-            "Fit with {arguments}; the owner can allow batches with  "
-            f"{toml_line('max_share', 1.0)}  in policy.toml",
+            f"Fit with {{arguments}}; the owner can allow batches with  {toml_line('max_share', 1.0)}  in "
+            "policy.toml",
         ),
     ),
     "start values": (
@@ -398,8 +398,7 @@ def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) ->
             remedy=Remedy(
                 "fedstat site describe FOLDER",
                 "Ask the owner to publish it in columns.toml, as section {section} ('{call}' proposes one), "
-                "or "
-                "leave it out",
+                "or leave it out",
             ).filled(section=section_of(absent[0])),
         )
     for factor in fact.factors:

@@ -347,9 +347,8 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
             "rows behind a product",
             data.name,
             f"requires a count of the rows behind products with columns of '{fact.peer}', compared with at "
-            "least "
-            f"{least}. Use a family that counts them; the owner can allow it with  "
-            'products = "any"  in policy.toml',
+            f'least {least}. Use a family that counts them; the owner can allow it with  products = "any"  '
+            "in policy.toml",
         )
     # A count that was made counts, also where the owner does not require it: tables always make it.
     if fact.names and fact.least is not None:
@@ -383,10 +382,8 @@ def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
             "bits of columns of few values",
             data.name,
             f"requires at least {least:,} entities behind sums of products of these columns{more}, including "
-            f"earlier fits with other columns; a requested group has {n:,}. Merge groups, leave columns "
-            "out, or "
-            'use those of an earlier fit; the owner can allow it with  discrete = "any"  in '
-            "policy.toml",
+            f"earlier fits with other columns; a requested group has {n:,}. Merge groups, leave columns out, "
+            'or use those of an earlier fit; the owner can allow it with  discrete = "any"  in policy.toml',
         )
 
 

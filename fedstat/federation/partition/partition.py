@@ -630,8 +630,8 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         if (columns is None) == (by is None):
             raise PartitionError(
-                "expected one of columns={client: [...]} (sites hold different columns) "
-                "and by='column' (sites hold different rows), and not both."
+                "expected one of columns={client: [...]} (sites hold different columns) and by='column' "
+                "(sites hold different rows), and not both."
             )
         key = check.key_names(on)
         table = sources.named_table(frame, (*key, *([] if by is None else [by])))

@@ -302,8 +302,8 @@ def unfit_key_problems(where: str, frame: pd.DataFrame, key: Sequence[str]) -> I
     repeated = int(frame.duplicated(list(key)).sum())
     if repeated and not any(missing.values()):
         yield (
-            f"{where}: {repeated:,} of {len(frame):,} rows repeat a key of an earlier row "
-            f"(key {', '.join(map(repr, key))}). Keep one row per entity, or add a column to `on` that "
+            f"{where}: {repeated:,} of {len(frame):,} rows repeat a key of an earlier row (key "
+            f"{', '.join(map(repr, key))}). Keep one row per entity, or add a column to `on` that "
             "distinguishes them."
         )
 

@@ -181,8 +181,7 @@ class LabeledTable:
         if name in table.columns:
             raise DesignError(
                 f"{label}: the table has a column {name!r} of its own. Rename it, or give the column that "
-                "names "
-                "the site another name"
+                "names the site another name"
             )
         self.table = table
         self.name = name

@@ -258,7 +258,7 @@ def noise_statement(plan: CurvesPlan, n: int) -> str:
     """State the size of the noise relative to sampling."""
     correlation = math.sqrt(2.0) * plan.deviation / n
     return (
-        f"Noise on a mean product of two standardized columns at two sites has standard deviation "
+        "Noise on a mean product of two standardized columns at two sites has standard deviation "
         f"{correlation:.2g}, with the response {correlation / plan.weight:.2g}; sampling has "
         f"{1.0 / math.sqrt(max(n, 1)):.2g}."
     )

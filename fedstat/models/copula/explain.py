@@ -66,8 +66,8 @@ def noise_statements(noise: PredictedNoise) -> Iterator[str]:
     """State the expected noise on correlations."""
     worst = "" if noise.worst < 1.5 * noise.cross else f" (up to {noise.worst:.2g})"
     yield (
-        f"Noise on a correlation near 0: about {noise.own:.2g} within a site and {noise.cross:.2g}"
-        f"{worst} between two sites, for columns with even margins. Sampling adds "
+        f"Noise on a correlation near 0: about {noise.own:.2g} within a site and {noise.cross:.2g}{worst} "
+        "between two sites, for columns with even margins. Sampling adds "
         f"{1 / math.sqrt(max(noise.n, 1)):.2g} at the {noise.n:,} entities of a typical pair."
     )
 

@@ -29,8 +29,7 @@ NOTES = Catalogue(
         "other sites: {listed}. Check the column there.",
         "hidden": "Hidden counts are of few rows at a site, or would reveal such a count by subtraction.",
         "grouped": '"all" is of the rows with {by} for {variables}{counted}: a site refuses sums over rows '
-        "that "
-        "differ by a few.",
+        "that differ by a few.",
     },
     info={
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "

@@ -70,9 +70,8 @@ NOTES = Catalogue(
     },
     info={
         "heterogeneity/not_compared": "The sites are not compared: {reason}",
-        "heterogeneity/flagged": "The sites differ by Cochran's Q, though not by the test of "
-        "all coefficients.{large} "
-        f"{AVERAGES[True]}; see .heterogeneity.",
+        "heterogeneity/flagged": "The sites differ by Cochran's Q, though not by the test of all "
+        f"coefficients.{{large}} {AVERAGES[True]}; see .heterogeneity.",
         "heterogeneity": "The sites differ: {test} {joint}, p {p}; {percent:.0f} % of the variation between "
         "sites exceeds sampling error (I2).{large}{variances} {average}; see .heterogeneity.",
         "alpha": "Alpha was estimated by maximum likelihood (standard error {std_error}), which the "

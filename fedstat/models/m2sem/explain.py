@@ -81,21 +81,21 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
             else "sums of the sites' columns, as many directions as there are columns, because there are no "
             "factors"
         )
-        + ". They do not reveal how unusual an entity "
-        "is. A party that knows the columns of some sites can compute the other sites' part",
+        + ". They do not reveal how unusual an entity is. A party that knows the columns of some sites can "
+        "compute the other sites' part",
     )
     yield (
         "coordinator that deviates from the protocol",
         "sums along directions of its choice, if it invents posteriors, or parameters in a request for "
-        "predictions. Sites accept only posteriors that all sites receive, and that leave "
-        "the owner's minimum count of entities in every cluster. The sums have as many directions as "
-        "sites have columns. As many numbers determine every row, up to one unknown combination of the "
-        "columns that is the same for all rows. Sums of log densities and selected columns are not compared "
-        "with one another: two of them, for posteriors that differ in one entity, reveal its contribution. A "
-        "fit releases the estimates of one mixture. They are compared with those of the session, or of all "
-        "fits if the owner stores them "
-        '(remember = "all"), by the posteriors of their last EM steps. Releases of earlier steps are not '
-        "compared with anything, and reveal information about an entity in which two fits differ there",
+        "predictions. Sites accept only posteriors that all sites receive, and that leave the owner's "
+        "minimum count of entities in every cluster. The sums have as many directions as sites have columns. "
+        "As many numbers determine every row, up to one unknown combination of the columns that is the same "
+        "for all rows. Sums of log densities and selected columns are not compared with one another: two of "
+        "them, for posteriors that differ in one entity, reveal its contribution. A fit releases the "
+        "estimates of one mixture. They are compared with those of the session, or of all fits if the owner "
+        'stores them (remember = "all"), by the posteriors of their last EM steps. Releases of earlier steps '
+        "are not compared with anything, and reveal information about an entity in which two fits differ "
+        "there",
     )
     yield (
         "coordinator",

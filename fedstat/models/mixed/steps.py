@@ -297,9 +297,9 @@ class MixedRows:
                 one, other = (":".join(request.groups[level.term]) for level in (inner, outer))
                 raise DesignError(
                     f"site {self.data.name!r}: groups of {one!r} are in several groups of {other!r}. Random "
-                    "effects must be nested. If labels are used again in each group, write "
-                    f"(1 | {other}/{one}); effects that cross are not supported: use a fixed effect for one "
-                    "of them"
+                    "effects must be nested. If labels are used again in each group, write (1 | "
+                    f"{other}/{one}); effects that cross are not supported: use a fixed effect for one of "
+                    "them"
                 )
         return tuple(found)
 

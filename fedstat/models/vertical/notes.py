@@ -52,12 +52,10 @@ NOTES = Catalogue(
         "merged_patterns/values": MERGED
         + "{values} count as missing in {entities:,} entities that have them, and {left_out:,} that "
         "would lack everything are left out.",
-        "merging_cost": "Some of these entities count as missing so that sums do not determine "
-        "columns of few values "
-        "(such as indicators): {lost}. Standard errors increase as if these records did not exist. To "
-        "keep them:{exact} {entities:,} more entities in the patterns concerned; fewer columns; or the "
-        "line  "
-        'discrete = "any"  in policy.toml of {sites}.',
+        "merging_cost": "Some of these entities count as missing so that sums do not determine columns of "
+        "few values (such as indicators): {lost}. Standard errors increase as if these records did not "
+        "exist. To keep them:{exact} {entities:,} more entities in the patterns concerned; fewer columns; or "
+        'the line  discrete = "any"  in policy.toml of {sites}.',
         "dither": "Before it was summed, every value was moved by up to .005 standard deviations of its "
         "column (dither), by secrets of {sites}. Standard errors account for it, and estimates change by a "
         "small part of these if keys change.",

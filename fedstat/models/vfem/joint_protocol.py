@@ -138,8 +138,8 @@ class JointIteration(QuasiNewtonIteration):
             )
             self.options = replace(self.options, maxiter=most)
             self.limit = (
-                f"the smallest missing pattern has {entities} entities"
-                f"{' without ' + ', '.join(lacks) if lacks else ''}, which allows {most} iterations"
+                f"the smallest missing pattern has {entities} "
+                f"entities{' without ' + ', '.join(lacks) if lacks else ''}, which allows {most} iterations"
             )
             self.remedy = (
                 f"{'leave out ' + ' or '.join(lacks) + ', or ' if lacks else ''}make the partition with "

@@ -233,16 +233,15 @@ NOTES = Catalogue(
         "assumptions/single": "Columns of other sites are left out; the coefficients are those of a smaller "
         "model.",
         "assumptions/vfem": "Maximum likelihood under normal errors and normal blocks that are independent "
-        f"between sites (between='independent').{INDEPENDENT}. R-squared is that of an "
-        f"entity with every block. {EQUAL_VARIANCES}",
+        f"between sites (between='independent').{INDEPENDENT}. R-squared is that of an entity with every "
+        f"block. {EQUAL_VARIANCES}",
         "assumptions/other_response": "Maximum likelihood under normal blocks that are independent between "
-        f"sites (between='independent').{INDEPENDENT} (independence_tests() "
-        "tests this). Columns of a site that lacks entities count as jointly "
-        "normal, which is an approximation for columns such as indicators.",
+        f"sites (between='independent').{INDEPENDENT} (independence_tests() tests this). Columns of a site "
+        "that lacks entities count as jointly normal, which is an approximation for columns such as "
+        "indicators.",
         "assumptions/free": "Maximum likelihood under normal errors and jointly normal columns, whose "
-        "covariance is free between sites. Valid if missingness depends on observed "
-        "values only (MAR). R-squared is that of an entity with every block. "
-        f"{EQUAL_VARIANCES}",
+        "covariance is free between sites. Valid if missingness depends on observed values only (MAR). "
+        f"R-squared is that of an entity with every block. {EQUAL_VARIANCES}",
         "assumptions/joint": JOINT.format(between="free between sites"),
         "assumptions/joint_independent": JOINT.format(between="zero between sites (independent blocks)")
         + " If blocks are correlated, coefficients are biased under any missing-data mechanism.",

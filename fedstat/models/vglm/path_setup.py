@@ -64,10 +64,9 @@ def describe_incomplete(layout: Layout) -> str:
     listed = ", ".join(f"{count:,} at {site}" for site, count in layout.absent.items())
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
-        f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and "
-        "were left out: valid, with larger standard errors, if missingness depends on the columns "
-        "alone, but biased if it depends on the response given the columns"
-        f"{describe_lacking(layout)}"
+        f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and were left "
+        "out: valid, with larger standard errors, if missingness depends on the columns alone, but biased if "
+        f"it depends on the response given the columns{describe_lacking(layout)}"
     )
 
 

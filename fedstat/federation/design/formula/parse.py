@@ -168,8 +168,8 @@ class _Holdings:
                     )
                 if name in owner:
                     raise FormulaError(
-                        f"column {name!r} is held by site {owner[name]!r} and by site "
-                        f"{site!r}; rename one of the two or leave one out."
+                        f"column {name!r} is held by site {owner[name]!r} and by site {site!r}; rename one "
+                        "of the two or leave one out."
                     )
                 owner[name] = site
         return cls(columns, owner)
@@ -311,8 +311,8 @@ def _by_site(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
         if len(holders) > 1:
             raise FormulaError(
                 f"formula: the term {term_text(term)!r} needs {_owners(used, holdings)}. A product across "
-                "sites needs both columns in one place: drop the term, or let one of the "
-                "sites hold both columns."
+                "sites needs both columns in one place: drop the term, or let one of the sites hold both "
+                "columns."
             )
         mine[holders[0]].append(term)
     for site, held in mine.items():

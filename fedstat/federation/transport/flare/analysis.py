@@ -343,8 +343,7 @@ def _session(folder: Path) -> Iterator[Any]:
             remedy=Remedy(
                 "fedstat federation serve {folder}",
                 "Start it with '{call}'. If it is running, check host, port and the dates of the "
-                "certificates "
-                "with 'fedstat federation status {folder}'",
+                "certificates with 'fedstat federation status {folder}'",
             ).filled(folder=shlex.quote(str(folder))),
         ) from error
     try:
