@@ -64,7 +64,7 @@ def is_bucket(exchange: str) -> bool:
 
 
 def resolve_exchange(exchange: str, base: Path) -> str:
-    """Return the address of an exchange; a relative path is resolved against `beside`."""
+    """Return the address of an exchange; a relative path is resolved against `base`."""
     return exchange if is_bucket(exchange) else str(base / exchange)
 
 

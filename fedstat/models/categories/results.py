@@ -156,7 +156,7 @@ class CategoryResults(SiteFitsResults):
     ) -> Self:
         """Make results of a fit."""
         design, width = fit.design, len(fit.design.names) - 1
-        params, J = shown(fit, fit.params)
+        params, J = to_statsmodels_params(fit, fit.params)
         clustering = fit.clustering and fit.clustering.of(J)
         order = _order(fit)
         names = parameter_names([str(level) for level in fit.categories], design.names, cls._proportional)
@@ -558,7 +558,7 @@ class CategoryResults(SiteFitsResults):
         self, at: Floats, score: Floats, information: Floats, back: Floats | None = None
     ) -> tuple[Floats, Floats]:
         """Score and information for the parameters that are shown; `back` takes theirs to data units."""
-        J = shown(self._record.fit, at)[1]
+        J = to_statsmodels_params(self._record.fit, at)[1]
         inverse = np.linalg.inv(J if back is None else J @ back)
         return inverse.T @ score, inverse.T @ information @ inverse
 
@@ -569,7 +569,7 @@ class CategoryResults(SiteFitsResults):
             if beta is not None and cov is not None:
                 hidden = np.isnan(beta)
                 values = np.where(hidden, fit.params, beta)
-                beta, J = shown(fit, values)
+                beta, J = to_statsmodels_params(fit, values)
                 cov = J @ np.nan_to_num(cov) @ J.T
                 lost = np.abs(J) @ hidden > 0.0
                 beta[lost], cov[lost], cov[:, lost] = np.nan, np.nan, np.nan
@@ -633,7 +633,7 @@ class CategoryResults(SiteFitsResults):
             category = repr(self.categories[rarest])
             yield NOTES.note("rare_category", category=category, ratio=least, least=FEW_ROWS)
         if fit.clustering is not None:
-            clustering, est = fit.clustering.of(shown(fit, fit.params)[1]), self.estimate
+            clustering, est = fit.clustering.of(to_statsmodels_params(fit, fit.params)[1]), self.estimate
             remedy = corrected_fit(groups=clustering.groups, correction="CR2")
             yield from clustering.notes(est.names, est.terms, remedy)
         for shared in fit.shared:
@@ -650,7 +650,7 @@ class CategoryResults(SiteFitsResults):
         yield from ()
 
 
-def shown(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
+def to_statsmodels_params(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
     """Parameters (q,) in the order in which they are shown, and the matrix (q, q) that brings them there.
 
     With a cumulative link these are the coefficients, and then the thresholds.

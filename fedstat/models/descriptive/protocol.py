@@ -210,9 +210,9 @@ def _judge(session: RowsSession, ends: Floats, tried: Floats) -> FitProtocol[_Ju
     new = np.isin(ends, np.setdiff1d(tried, flags.earlier))
     if flags.earlier.size and new.any():
         both = np.union1d(ends, flags.earlier)
-        beside = (yield from _flag(session, both, ends[new])).allowed
+        adjacent = (yield from _flag(session, both, ends[new])).allowed
         at = np.searchsorted(both, ends[new])
-        allowed[new] &= np.column_stack([beside[at], beside[at + 1]])
+        allowed[new] &= np.column_stack([adjacent[at], adjacent[at + 1]])
     return _Judged(allowed, own, flags)
 
 

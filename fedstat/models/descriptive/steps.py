@@ -443,8 +443,8 @@ def count_times(
         # Of the cells between these ends and earlier ones, those next to a new end.
         both = np.union1d(edges, earlier)
         new = np.isin(both, np.setdiff1d(edges, earlier))
-        beside = np.append(new, False) | np.append(False, new)
-        for cells in (counts, opened.time_counts(both)[:, beside]):
+        adjacent = np.append(new, False) | np.append(False, new)
+        for cells in (counts, opened.time_counts(both)[:, adjacent]):
             state.report(LevelRowCounts("cells of the table", cells.ravel().tolist()))
     names = [
         f"up to {end:.17g} {division} {cell}"
