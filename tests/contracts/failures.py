@@ -870,7 +870,7 @@ FAILURES += [
 
 
 def curves(gaps: float = 0.0, start: int = 0, n: int = 120, **given: Any) -> Any:
-    """Return rows of two sites with curves y and c, of which y lacks some points."""
+    """Return rows of two sites with curves y and c; y lacks some points."""
     rng = np.random.default_rng(4)
     wide = {f"{name}_{j}": rng.normal(size=n) for name in "cy" for j in range(16)}
     t = pd.DataFrame({"x": rng.normal(size=n), "s": rng.normal(size=n), "g": np.arange(n) // 4, **wide})

@@ -339,11 +339,11 @@ def test_files_that_others_may_read_or_that_are_cut_are_refused(study):
         study.transport.start("Tax")
     path.write_bytes(path.read_bytes()[:-40])
     path.chmod(0o600)
-    with pytest.raises(PartitionError, match=r"is no alignment of this site; remove it"):
+    with pytest.raises(PartitionError, match=r"is no alignment of this site, and has to be removed"):
         study.transport.start("Tax")
     own = study.folder / ALIGNMENT
     own.write_bytes(b"PK")
-    with pytest.raises(PartitionError, match=r"is no alignment of a federation; run"):
+    with pytest.raises(PartitionError, match=r"is no alignment of a federation; remove it, and run"):
         study.connect(without=["Tax"])
 
 

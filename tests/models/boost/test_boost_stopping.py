@@ -140,5 +140,5 @@ def test_score_has_the_root_of_the_mean_squared_error():
 
 def test_stability_without_the_number_of_learners_says_what_it_needs():
     result = fitted(folds=4)
-    with pytest.raises(ModelError, match=r"q: give the number of learners .* from 1 to 2: stability\(q=1\)"):
+    with pytest.raises(ModelError, match=r"between 1 and 2.* stability\(..., q=1\)"):
         result.stability()

@@ -194,7 +194,7 @@ def test_too_few_complete_entities_are_refused_with_what_to_do():
         made.fit(draws=10)
     frame.loc[:280, list("efg")] = np.nan
     made, _ = model(frame=frame)
-    with pytest.raises(EstimationError, match=r"0 entities .* needed. Make tables of fs.CopulaSynthesizer"):
+    with pytest.raises(EstimationError, match=r"0 entities .* needed. Tables of CopulaSynthesizer"):
         made.fit(draws=10)
     assert not any(site.site_ledger.charges.made for site in made.partition.sites.values())
 
