@@ -12,6 +12,7 @@ import numpy as np
 from fedstat.kernels.copula import code_latents, latent_correlations, nearest_correlation, scores_of_codes
 from fedstat.models.copula.margins import Margin, tables_of
 from fedstat.models.copula.request import GramPlan, NoisePlan
+from fedstat.models.vertical.joint_normal.likelihood import expected_moments
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -265,28 +266,16 @@ def fit_normal(moments: Sequence[ScoredPattern], p: int) -> tuple[Floats, Floats
 
     Valid if missingness depends on observed values only (missing at random).
     """
-    total = sum(one.n for one in moments)
+    n = np.array([one.n for one in moments], dtype=np.float64)
+    seen, grams = np.zeros((len(n), p), dtype=bool), np.zeros((len(n), p + 1, p + 1))
+    for g, one in enumerate(moments):
+        seen[g, one.observed], grams[g, 0, 0] = True, one.n
+        grams[g, 0, 1 + one.observed] = grams[g, 1 + one.observed, 0] = one.n * one.mean
+        grams[g][np.ix_(1 + one.observed, 1 + one.observed)] = one.n * one.second
     mean, covariance = np.zeros(p), np.eye(p)
     for _ in range(EM_MAXITER):
-        first, second = np.zeros(p), np.zeros((p, p))
-        for one in moments:
-            rest = np.setdiff1d(np.arange(p), one.observed)
-            at = np.ix_(one.observed, one.observed)
-            # Missing values are linear in observed ones: T x + shift, with a conditional covariance.
-            T, shift, spare = np.zeros((p, len(one.observed))), np.zeros(p), np.zeros((p, p))
-            T[one.observed] = np.eye(len(one.observed))
-            if len(rest):
-                slopes = np.linalg.solve(covariance[at], covariance[np.ix_(one.observed, rest)]).T
-                T[rest], shift[rest] = slopes, mean[rest] - slopes @ mean[one.observed]
-                spare[np.ix_(rest, rest)] = (
-                    covariance[np.ix_(rest, rest)] - slopes @ covariance[np.ix_(one.observed, rest)]
-                )
-            moved = T @ one.mean
-            first += one.n * (moved + shift)
-            cross = np.outer(moved, shift)
-            second += one.n * (T @ one.second @ T.T + cross + cross.T + np.outer(shift, shift) + spare)
-        new = first / total
-        values, vectors = np.linalg.eigh(second / total - np.outer(new, new))
+        new, second = expected_moments(seen, n, grams, mean, covariance)
+        values, vectors = np.linalg.eigh(second)
         found = (vectors * np.maximum(values, FLOOR)) @ vectors.T
         change = max(np.abs(new - mean).max(), np.abs(found - covariance).max())
         mean, covariance = new, found

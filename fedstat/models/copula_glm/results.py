@@ -343,7 +343,8 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         no evaluation
         """
         raise NotAvailableError(
-            NOT_EVALUATED, remedy=Remedy("predict(frame)", "Compare {call} with your own rows that have it")
+            NOT_EVALUATED,
+            remedy=Remedy("predict(frame)", "Compare {call} with your own responses"),
         )
 
     # -- selection -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.models.vertical.joint_normal.likelihood import expected_moments
 from fedstat.typing import Bools, Floats
 
 RANK = 1e-10
@@ -93,8 +94,8 @@ class Draw:
     gram: Floats
 
 
-def complete(sums: PatternSums, law: JointNormal, rng: np.random.Generator | None) -> Floats:
-    """Draw the sums of the completed data at given parameters; without `rng` return their expectation."""
+def complete(sums: PatternSums, law: JointNormal, rng: np.random.Generator) -> Floats:
+    """Draw the sums of the completed data at given parameters."""
     d = len(law.mean)
     total = np.zeros((d + 1, d + 1))
     for seen, gram in zip(sums.seen, sums.grams, strict=True):
@@ -123,11 +124,9 @@ def conditional(law: JointNormal, seen: Bools) -> tuple[Floats, Floats]:
     return np.vstack([law.mean[m] - law.mean[o] @ B, B]), (S + S.T) / 2.0
 
 
-def draw_errors(W: Floats, S: Floats, n: float, rng: np.random.Generator | None) -> tuple[Floats, Floats]:
+def draw_errors(W: Floats, S: Floats, n: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Draw X'E (1 + q, r) and E'E (r, r) of n normal rows of E with covariance S, where X'X = W."""
     r = len(S)
-    if rng is None:
-        return np.zeros((len(W), r)), n * S
     values, vectors = np.linalg.eigh(W)
     use = values > RANK * values[-1]
     root = np.linalg.cholesky(S)
@@ -168,9 +167,7 @@ def start(sums: PatternSums) -> tuple[JointNormal, float]:
     d = len(sums.names)
     law, moved, rate = JointNormal(np.zeros(d), np.eye(d)), np.inf, 0.0
     for _ in range(EM_STEPS):
-        gram = complete(sums, law, None)
-        mean = gram[0, 1:] / gram[0, 0]
-        cov = gram[1:, 1:] / gram[0, 0] - np.outer(mean, mean)
+        mean, cov = expected_moments(sums.seen, sums.n, sums.grams, law.mean, law.cov)
         before, moved = moved, float(np.linalg.norm(np.append(mean - law.mean, cov - law.cov)))
         law, rate = JointNormal(mean, cov), moved / before
         if moved < EM_TOL:

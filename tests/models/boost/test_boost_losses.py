@@ -238,7 +238,7 @@ def test_steps_of_large_counts_are_infinite_and_what_helps_is_named():
         EstimationError, match=r"Poisson, log: steps are infinite.* learning rate of at most 0\.0003"
     ):
         model("poisson", frame=frame).fit(steps=100, learning_rate=1.0, offset=1.0, every=1)
-    with pytest.raises(EstimationError, match="at most 0.1"):
+    with pytest.raises(EstimationError, match=r"at most 0\.1"):
         model("poisson").fit(steps=10, offset=800.0)
 
 

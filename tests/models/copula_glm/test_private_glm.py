@@ -396,7 +396,7 @@ def test_a_strange_column_is_refused():
 
 
 def test_an_evaluation_is_not_had_from_one_release():
-    with pytest.raises(NotAvailableError, match=r"no entity's response.*predict\(frame\).*FederatedGLM"):
+    with pytest.raises(NotAvailableError, match=r"no entity's response.*FederatedGLM.*predict\(frame\)"):
         fs.results.PrivateGLMResults.evaluate(None)
 
 

@@ -169,29 +169,39 @@ def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
 
 def centered_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
     """Compute the sums d_g (G, P + 1) and D_g (G, P + 1, P + 1) of observed columns, minus the mean."""
-    at = observed(moments) * mean
-    first = moments.grams[:, 0, 1:]
-    d = first - moments.n[:, None] * at
-    D = moments.grams[:, 1:, 1:] - first[:, :, None] * at[:, None, :] - at[:, :, None] * d[:, None, :]
+    return center_grams(observed(moments), moments.n, moments.grams, mean)
+
+
+def center_grams(seen: Bools, n: Floats, grams: Array, mean: Array) -> tuple[Array, Array]:
+    """Compute sums (G, d) and products (G, d, d) of observed columns minus the mean, by pattern."""
+    at = seen * mean
+    first = grams[:, 0, 1:]
+    d = first - n[:, None] * at
+    D = grams[:, 1:, 1:] - first[:, :, None] * at[:, None, :] - at[:, :, None] * d[:, None, :]
     return d, D
 
 
 def em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Array, Array]:
+    """Return expected mean and covariance of complete data at a model; see :func:`expected_moments`."""
+    return expected_moments(observed(moments), moments.n, moments.grams, mean, cov)
+
+
+def expected_moments(seen: Bools, n: Floats, grams: Array, mean: Array, cov: Array) -> tuple[Array, Array]:
     """Return expected mean and covariance of complete data at a model, real or complex.
 
-    With A = sum_g (K_g D_g K_g - n_g K_g) and u = sum_g K_g d_g, the mean is m + Omega u / n and the
-    covariance Omega + (Omega A Omega) / n - (Omega u)(Omega u)' / n^2.
+    `grams` (G, 1 + d, 1 + d) are sums of (1, x)(1, x)' over the n (G,) entities of each pattern, zero where x
+    is not `seen` (G, d). With A = sum_g (K_g D_g K_g - n_g K_g) and u = sum_g K_g d_g, the mean is
+    m + Omega u / n and the covariance Omega + (Omega A Omega) / n - (Omega u)(Omega u)' / n^2.
     """
-    seen, n = observed(moments), moments.n
     if np.iscomplexobj(cov):
         both = seen[:, :, None] & seen[:, None, :]
         K = np.linalg.inv(np.where(both, cov, np.eye(len(cov)))) * both
     else:
         K, _ = inverse_by_pattern(cov, seen)
-    d, D = centered_sums(moments, mean)
+    d, D = center_grams(seen, n, grams, mean)
     A = (np.matmul(np.matmul(K, D), K) - n[:, None, None] * K).sum(axis=0)
-    move = cov @ np.einsum("gij,gj->i", K, d) / moments.nobs
-    return mean + move, cov + cov @ A @ cov / moments.nobs - np.outer(move, move)
+    move = cov @ np.einsum("gij,gj->i", K, d) / n.sum()
+    return mean + move, cov + cov @ A @ cov / n.sum() - np.outer(move, move)
 
 
 def m_step(cov: Array, edges: Bools) -> tuple[Array, Array, Any]:
