@@ -253,7 +253,7 @@ FAILURES += [
         },
         **AGAIN,
     ),
-    Wrong("SignedSite(folder)", unpinned),
+    Wrong("SignedSite(folder)", unpinned, **AGAIN),
     Wrong("refuse()", distrusted, **AGAIN),
     Wrong(
         "load_identity(home / 'new')", lambda home: {"home": home, "load_identity": load_identity, **WORDS}

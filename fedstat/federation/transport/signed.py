@@ -17,7 +17,7 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.transport.live_config import LiveConfig
 from fedstat.federation.transport.mailbox import BUSY, CLOSED, ErrorNote
 from fedstat.federation.transport.remote import SiteServer, request_number
-from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription, read_description
+from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription
 
 
 def sign_request(identity: Identity, site: str, request: bytes) -> tuple[str, bytes]:
@@ -82,7 +82,8 @@ class SignedSite:
     """
 
     def __init__(self, folder: Path, name: str = "", report: Callable[[str], None] = lambda _: None) -> None:
-        if not read_description(folder).coordinators:
+        self._word = LiveConfig(folder, report)
+        if not self.description.coordinators:
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests",
                 remedy=Remedy(
@@ -90,7 +91,6 @@ class SignedSite:
                     "Write the fingerprint of its key under 'coordinator', or use '{call}'",
                 ).filled(folder=shlex.quote(str(folder))),
             )
-        self._word = LiveConfig(folder, report)
         if name not in ("", self.site.name):
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' belongs to '{self.site.name}', but FLARE's name is '{name}'"
