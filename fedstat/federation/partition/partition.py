@@ -395,7 +395,7 @@ def _range_ends(column: PublishedColumn) -> tuple[float | None, float | None]:
 
 CONNECTED_MESSAGE = (
     "a partition that was connected to is not pickled or copied: its sites are other processes, and all that "
-    "is here is the connection. Another process connects again"
+    "is here is the connection. Another process connects by ClientPartition.connect"
 )
 QUERIED_MESSAGE = (
     "a partition that streams a query is not pickled or copied, because of its connection to the database "

@@ -209,7 +209,7 @@ def test_the_site_column_stands_where_it_is_requested(path, frame, columns):
 
 
 def test_a_table_with_a_site_column_of_its_own_is_refused(frame):
-    with pytest.raises(DesignError, match=r"Bank: .*'word' of its own.*site_column="):
+    with pytest.raises(DesignError, match=r"Bank: .*'word' of its own.*another name"):
         LabeledTable(FrameTable(frame), "word", "Bank")
 
 
