@@ -198,3 +198,30 @@ def test_an_ordinary_analysis_runs_or_its_refusal_names_what_does(name):
         run()
     assert refused.words in str(caught.value)
     assert refused.remedied() is not None
+
+
+# ---- all analyses of one table in one partition, so that each is compared with all earlier ones ------
+
+ONE_TABLE = {
+    "logistic": "num > 0 ~ age + sex + thalach + exang",
+    "logistic with a factor": "num > 0 ~ age + sex + thalach + exang + C(cp)",
+    "logistic of a column": "ill ~ age + sex + thalach + exang + C(cp)",
+    "a standardized column": "ill ~ scale(age) + sex + thalach",
+    "two columns": "ill ~ age + sex",
+    "evaluation": "ill ~ age + sex + thalach",
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_analyses_of_one_table_are_answered_in_any_order_where_rows_are_left_out(seed):
+    """One to fifty-three records lack a value, and one hospital has six women."""
+    frame = hospitals().assign(ill=lambda frame: (frame.num > 0).astype(int))
+    policy = fs.Policy.strict(small_differences="leave out")
+    partition = fs.ClientPartition.from_frame(frame, by="hospital", policy=policy)
+    names = list(ONE_TABLE)
+    np.random.default_rng(seed).shuffle(names)
+    for name in names:
+        result = fs.GLORE.from_formula(ONE_TABLE[name], partition).fit()
+        assert 700 < result.nobs <= 920
+        if name == "evaluation":
+            assert result.evaluate() is not None

@@ -124,22 +124,32 @@ def _left_out(released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, min
 
 
 def _rare(codes: Ints, rows: Ints, minimum: ClassMinimum) -> Ints:
-    """Return those rows of a new class that have a level of few rows in it; none if they are not few."""
-    kept = rows
-    while len(kept):
-        counts = _counts(codes, kept)
-        rare = np.zeros(len(kept), dtype=bool)
-        levels = _with_pairs(codes[kept])
-        for j, count in enumerate(counts):
-            level = levels[:, j]
-            rare |= (level >= 0) & (count[level] < minimum.level)
+    """Return those rows of a new class that have a level of few rows in it; none if they are many.
+
+    Cells of two columns count as levels, unless this would leave out as many rows as a class has.
+    """
+    for levels_of, most in ((_with_pairs, minimum.persons - 1), (np.asarray, minimum.most)):
+        kept = _without_rare(levels_of(codes[rows]), rows, minimum)
+        if len(kept) < minimum.persons and len(rows) <= minimum.most:
+            return rows
+        if len(kept) >= minimum.persons and len(rows) - len(kept) <= most:
+            return np.setdiff1d(rows, kept)
+    return rows[:0]
+
+
+def _without_rare(levels: Ints, rows: Ints, minimum: ClassMinimum) -> Ints:
+    """Return the rows, with levels (m, q), without those of rare levels, until no level is rare."""
+    kept = np.ones(len(rows), dtype=bool)
+    while kept.any():
+        rare = np.zeros(len(rows), dtype=bool)
+        for level in levels.T:
+            known = kept & (level >= 0)
+            count = np.bincount(level[known], minlength=CODES)
+            rare |= known & (count[level] < minimum.level)
         if not rare.any():
             break
-        kept = kept[~rare]
-    left = np.setdiff1d(rows, kept)
-    if len(kept) < minimum.persons:
-        return rows if len(rows) <= minimum.most else left[:0]
-    return left if len(left) < minimum.persons else left[:0]
+        kept &= ~rare
+    return rows[kept]
 
 
 def _counts(codes: Ints, rows: Ints) -> list[Ints]:
@@ -172,7 +182,7 @@ class _Choice:
     def _begin(self, attempt: int) -> None:
         self.taken = np.zeros(len(self.pool), dtype=bool)
         self.apart, self.rest = ([count.copy() for count in counts] for counts in self.start)
-        self.noise = attempt * NOISE
+        self.noise, self.by_level = attempt * NOISE, attempt % 2 == 1
 
     def rows(self) -> Ints:
         """Return the rows; those with the fewest levels of few rows if the levels need too many."""
@@ -217,15 +227,27 @@ class _Choice:
         return float(sum(moves[: self.columns])) * CODES + float(sum(moves[self.columns :]))
 
     def _scores(self) -> Floats:
-        """Return by how many moves each row of the pool brings the parts closer to enough rows by level."""
+        """Return by how many moves each row of the pool brings the parts closer to enough rows by level.
+
+        In every other attempt, only rows of the level that lacks the fewest rows are candidates: all levels
+        together may ask for rows that help none of them to have enough.
+        """
         least, scores = self.minimum.level, np.zeros(len(self.pool))
-        helps = np.zeros(len(self.pool), dtype=bool)
+        helps, nearest = np.zeros(len(self.pool), dtype=bool), np.inf
         for j, (apart, rest) in enumerate(zip(self.apart, self.rest, strict=True)):
+            if self.by_level and j < self.columns:
+                lacking = _moves(apart, rest, least)
+                open_ = np.flatnonzero(lacking[:-1])
+                if len(open_) and lacking[open_].min() + (draw := self.rng.random()) < nearest:
+                    level = open_[lacking[open_].argmin()]
+                    nearest, one = lacking[level] + draw, self.levels[:, j] == level
             gain = _moves(apart, rest, least) - _moves(apart + 1, np.maximum(rest - 1, 0), least)
             gain[-1] = 0.0
             scores += gain[self.levels[:, j]]
             helps |= gain[self.levels[:, j]] > 0.0
         scores += self.rng.uniform(0.0, self.noise, len(scores)) if self.noise else 0.0
+        if np.isfinite(nearest) and (one & ~self.taken).any():
+            helps = one & ~self.taken
         scores[self.taken | (~helps & helps.any())] = -np.inf
         return scores
 

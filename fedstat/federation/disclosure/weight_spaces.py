@@ -407,6 +407,14 @@ class Expressions:
             if j not in without:
                 held[:, j] = self._atoms[j][sample]
         x_here = x[sample]
+        lines = _maybe_lines(x_here, held) if len(rows) > FEWEST_OF_A_LINE else []
+        for j in lines:  # a line through all rows, since repeated values have few ratios, too
+            line = _line(x_here, held[:, j])
+            if line is None or abs(line[0]) <= SAME_RATIO * np.abs(x_here).max():
+                continue
+            found = self._affine(x, rows, j, *line)
+            if found is not None and not found[1].any():
+                return found
         for j in _maybe_multiples(x_here, held):
             if _ratios(x_here, held[:, j]) is not None:
                 found = self._times(x, rows, (j,), without)
@@ -422,9 +430,7 @@ class Expressions:
                 found = self._times(x, rows, (j,), without)
                 if found is not None:
                     return found
-        if len(rows) <= FEWEST_OF_A_LINE:
-            return None
-        for j in _maybe_lines(x_here, held):
+        for j in lines:
             line = _line(x_here, held[:, j])
             if line is not None:
                 found = self._affine(x, rows, j, *line)

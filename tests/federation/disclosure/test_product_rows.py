@@ -291,6 +291,19 @@ def test_a_refused_request_is_not_remembered_and_a_repeated_one_adds_nothing():
     assert len(site.data.memory.released.spaces.atoms) == 1
 
 
+def test_a_linear_function_of_a_column_adds_nothing_although_its_values_are_repeated():
+    """Ages of whole years: the ratios of the two columns are few, too, and the other rows few."""
+    site, age = site_of(**COUNTED), 30.0 + ROWS * 7 % 24
+    assert len(np.unique(age)) > weight_spaces.FEW_VALUES
+    first = ones(ROWS[:30])
+    assert rule_against(site, released(age, first)) == ""
+    n_sums = len(site.data.memory.released.spaces.sums)
+    assert rule_against(site, released((age - 41.3) / 7.7, first)) == ""
+    spaces = site.data.memory.released.spaces
+    assert len(spaces.atoms) == len(spaces.patterns) - 1 == 1
+    assert all({a for _, a in one} <= {(), (0,), (0, 0)} for one in spaces.sums[n_sums:])
+
+
 def test_a_restart_between_two_requests_loses_no_column():
     before = site_of(**COUNTED)
     assert rule_against(before, released(X, ones(ROWS[:30]))) == ""
