@@ -11,6 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from contracts.families import FAMILIES
 from contracts.over_families import CONTRACTS
+from contracts.terms import FURTHER_WEIGHTS, WITHOUT_TERMS
+
+from fedstat.federation.disclosure.site import FAMILIES as STEPS
+from fedstat.federation.disclosure.site import load_families
 
 PAGE = Path(__file__).parents[1] / "contracts.md"
 INTRODUCTION = """# What holds for every model
@@ -30,7 +34,8 @@ released. A change of any of them fails a test. Where it is meant,
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n".join([INTRODUCTION, *_contracts(), "", *_table(), "", *_reasons(), ""])
+    parts = _contracts(), _table(), _reasons(), _row_level_values(), _sums_without_terms()
+    return "\n".join([INTRODUCTION, *(line for part in parts for line in (*part, ""))])
 
 
 def _contracts() -> Iterator[str]:
@@ -62,6 +67,35 @@ def _reasons() -> Iterator[str]:
     yield "## Reasons\n"
     for reason, number in _numbers().items():
         yield f"{number}. {reason[0].upper()}{reason[1:]}."
+
+
+def _row_level_values() -> Iterator[str]:
+    load_families()
+    yield "## Values with one number for each entity\n"
+    yield (
+        "A site releases these arrays only where its policy allows numbers for each entity (`per_entity`), "
+        "or raw columns. The strict policy allows none.\n"
+    )
+    yield "| family | step | array | kind | what |"
+    yield "|---|---|---|---|---|"
+    for family, steps in sorted(STEPS.items()):
+        for name, step in sorted(steps.items()):
+            own = getattr(step.run, "__module__", "").startswith("fedstat.")  # and no family of a test
+            for array, one in step.given.items():
+                if own and one.kind in ("per entity", "raw columns"):
+                    yield f"| {family} | {name} | {array} | {one.kind} | {one.what} |"
+
+
+def _sums_without_terms() -> Iterator[str]:
+    yield "## Sums that the release history does not compare\n"
+    yield (
+        "A site compares the weights of its sums over rows with those of all earlier sums. For the steps "
+        "below, it does so not at all, or not for all weights. `*` means all other steps of the family.\n"
+    )
+    yield "| family | step | reason |"
+    yield "|---|---|---|"
+    for (family, step), reason in (WITHOUT_TERMS | FURTHER_WEIGHTS).items():
+        yield f"| {family} | {step} | {reason[0].upper()}{reason[1:]}. |"
 
 
 if __name__ == "__main__":
