@@ -113,7 +113,7 @@ def weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return ``X' s`` and ``X' diag(w) X``: (n, p), (n,), (n,) -> (p,), (p, p); w of any sign."""
     p = X.shape[1]
     if len(X) * p * p <= FEW:
-        return np.einsum("ni,n->i", X, s), np.einsum("ni,n,nj->ij", X, w, X)
+        return np.einsum("ni,n->i", X, s), np.einsum("ni,nj->ij", X * w[:, None], X)
     # Arrays are made outside of the compiled loop, because each kind that it makes takes long to compile.
     q = (p + TILE - 1) // TILE * TILE  # whole tiles
     B, A = np.zeros((2, q, BLOCK + PAD))

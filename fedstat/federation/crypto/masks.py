@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import ClassVar
 
@@ -259,43 +260,66 @@ def encoding_of(values: Array) -> Encoding:
 
 
 def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> Words:
-    """Fixed-point integers of an array of float64, int64 or bool that K = `terms` sites add: (limbs, size).
+    """Fixed-point integers of one array: (limbs, size); see :func:`encode_all`."""
+    return encode_all({name: values}, terms, encoding)
+
+
+def encode_all(arrays: Mapping[str, Array], terms: int, encoding: Encoding) -> Words:
+    """Fixed-point integers of arrays of float64, int64 or bool that K = `terms` sites add: (limbs, total size).
 
     EstimationError where a value is not finite, or larger in magnitude than the encoding holds for K terms;
     MessageError for floats in an encoding of integers, or the reverse.
     """
-    if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.integer == (
-        values.dtype == np.float64
-    ):
-        kind = "integers or booleans" if encoding.integer else "float64"
-        raise MessageError(f"array '{name}' is of type {values.dtype}; its masked sum carries {kind}")
-    flat = values.reshape(-1)
+    for name, values in arrays.items():
+        if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.integer == (
+            values.dtype == np.float64
+        ):
+            kind = "integers or booleans" if encoding.integer else "float64"
+            raise MessageError(f"array '{name}' is of type {values.dtype}; its masked sum carries {kind}")
+    flat = np.concatenate([values.reshape(-1) for values in arrays.values()])
     # The bits above the limit stay free: no sum of K terms reaches them, and masks that do not cancel do.
     limit = encoding.limit(terms)
-    # This form also fails for NaN; extremes, since the least int64 has no magnitude.
-    if flat.size and not (flat.min() >= -limit and flat.max() <= limit):
+    if not _is_within(flat, limit):
+        name = next(name for name, values in arrays.items() if not _is_within(values, limit))
         raise EstimationError(
             f"array '{name}': a value is not finite, or exceeds {limit:.4g}, the largest magnitude allowed "
             f"in a masked sum over {terms} sites. Rescale the columns behind it (larger units, or centered), "
             "agree on an encoding for a larger bound"
         )
     if encoding.integer:
-        return flat.astype(np.int64).view(np.uint64).reshape(1, -1)
+        return flat.astype(np.int64, copy=False).view(np.uint64).reshape(1, -1)
     words: Words = np.empty((encoding.limbs, flat.size), np.uint64)
-    encode_floats(np.ascontiguousarray(flat), 2.0 ** (encoding.scale_bits - 64 * (encoding.limbs - 1)), words)
+    encode_floats(flat, 2.0 ** (encoding.scale_bits - 64 * (encoding.limbs - 1)), words)
     return words
 
 
+def _is_within(values: Array, limit: float) -> bool:
+    # This form is false for NaN; extremes, since the least int64 has no magnitude.
+    return not values.size or bool(values.min() >= -limit and values.max() <= limit)
+
+
+def _places(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Places of arrays of these sizes, one after the other."""
+    ends = [0, *accumulate(sizes.values())]
+    return {name: slice(start, end) for name, (start, end) in zip(sizes, pairwise(ends), strict=True)}
+
+
 def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
+    """Return the numbers of a sum of one array; see :func:`decode_all`."""
+    return decode_all({name: slice(None)}, words, encoding)
+
+
+def decode_all(places: Mapping[str, slice], words: Words, encoding: Encoding) -> Array:
     """Return the numbers of a sum of fixed-point integers: (limbs, size) -> (size,) float64 or int64.
 
     They are within one unit in the last place of the exact sum of the encoded values. SecurityError if a
-    number is outside the range of possible sums: masks did not cancel.
+    number is outside the range of possible sums: masks did not cancel. It names the array, by its place.
     """
     top = words[-1].view(np.int64)
     # Twice what terms at their limit give, since each is rounded.
     largest = 1 << (64 - GUARD_BITS)
-    if top.size and not (top.min() >= -largest and top.max() <= largest):
+    if not _is_within(top, largest):
+        name = next(name for name, place in places.items() if not _is_within(top[place], largest))
         raise SecurityError(
             f"array '{name}': its masks did not cancel. A site is missing or entered twice, or the sites do "
             "not share the same session, round, array and encoding, or received different values of common "
@@ -335,28 +359,50 @@ class Masker:
     def mask(
         self, name: str, values: Array, round_number: int, encoding: Encoding | None = None, bound: str = ""
     ) -> Ints:
-        r"""Hide an array that will be added over the sites: int64 array, shape (limbs, \*values.shape).
+        r"""Hide one array; see :meth:`mask_all`."""
+        return self.mask_all({name: values}, round_number, {name: encoding or encoding_of(values)}, bound)[name]
 
-        It is uniform without this site's keys. The name is unique within the round. Name, round (from 0,
-        below 2^32) and encoding, by default that of the values' type, are the same at every site. So is
-        `bound`, a digest of the common arrays; otherwise the masks do not cancel. EstimationError if a value
-        is out of range (no mask was used then), SecurityError if the masks of this round and array were used
-        before, MessageError for an array too long or of another type.
+    def mask_all(
+        self,
+        arrays: Mapping[str, Array],
+        round_number: int,
+        encodings: Mapping[str, Encoding],
+        bound: str = "",
+    ) -> dict[str, Ints]:
+        r"""Hide arrays that will be added over the sites: int64 arrays, shape (limbs, \*values.shape).
+
+        They are uniform without this site's keys. Each name is unique within the round. Names, round (from 0,
+        below 2^32) and encodings are the same at every site. So is `bound`, a digest of the common arrays;
+        otherwise the masks do not cancel. EstimationError if a value is out of range (no mask was used then),
+        SecurityError if the masks of this round and array were used before, MessageError for an array too
+        long or of another type.
         """
-        encoding = encoding or encoding_of(values)
-        if values.size * encoding.limbs > MOST_WORDS:
-            raise MessageError(
-                f"array '{name}' has {values.size} numbers, at most {MOST_WORDS // encoding.limbs} are "
-                "masked at once; send parts"
-            )
-        words = encode_values(name, values, len(self.sites), encoding)
-        nonce = self._claim(name, round_number, bound)
-        with self._lock:  # a stream is read at one place at a time
-            for peer, stream in self._streams.items():
-                masks = stream.words(nonce, words.size).view(np.uint64).reshape(words.shape)
-                # Both sites draw the same words: by the order of names one adds and the other subtracts them.
-                (add_words if self.site < peer else subtract_words)(words, masks)
-        return words.view(np.int64).reshape(encoding.limbs, *values.shape)
+        for name, values in arrays.items():
+            if values.size * (limbs := encodings[name].limbs) > MOST_WORDS:
+                raise MessageError(
+                    f"array '{name}' has {values.size} numbers, at most {MOST_WORDS // limbs} are "
+                    "masked at once; send parts"
+                )
+        # Arrays of one encoding are encoded and added up together: most of them are small.
+        groups = {one: [n for n in arrays if encodings[n] == one] for one in encodings.values()}
+        encoded = {
+            one: encode_all({name: arrays[name] for name in names}, len(self.sites), one)
+            for one, names in groups.items()
+        }
+        masked: dict[str, Ints] = {}
+        for one, names in groups.items():
+            words, nonces = encoded[one], {name: self._claim(name, round_number, bound) for name in names}
+            places, masks = _places({name: arrays[name].size for name in names}), np.empty_like(words)
+            with self._lock:  # a stream is read at one place at a time
+                for peer, stream in self._streams.items():
+                    for name, place in places.items():
+                        drawn = stream.words(nonces[name], one.limbs * arrays[name].size)
+                        masks[:, place] = drawn.view(np.uint64).reshape(one.limbs, -1)
+                    # Both sites draw the same words: by the order of names one adds and the other subtracts.
+                    (add_words if self.site < peer else subtract_words)(words, masks)
+            for name, place in places.items():
+                masked[name] = words[:, place].view(np.int64).reshape(one.limbs, *arrays[name].shape)
+        return {name: masked[name] for name in arrays}
 
     def _claim(self, name: str, round_number: int, bound: str) -> bytes:
         """Nonce of a round and array, given out once."""
@@ -381,27 +427,41 @@ class Masker:
 
 
 def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = None) -> Array:
-    r"""Sum over all sites of a session of what :meth:`Masker.mask` gave at each, in any order.
+    """Return the sum of one array; see :func:`unmask_sums`."""
+    return unmask_sums({name: masked}, encoding)[name]
+
+
+def unmask_sums(masked: Mapping[str, Sequence[Ints]], encoding: Encoding | None = None) -> dict[str, Array]:
+    r"""Sum over all sites of a session of what :meth:`Masker.mask_all` gave at each, in any order.
 
     From int64 arrays of shape (limbs, \*shape), all of one shape (otherwise MessageError), a float64 or int64
     array. The encoding is that of the sites; by default that of :data:`USUAL` with this number of limbs.
     SecurityError if the masks did not cancel: a site is missing, or used other keys.
     """
-    shapes = {np.shape(array) for array in masked}
-    first = masked[0] if masked else np.empty(0)
-    if encoding is None:
-        encoding = USUAL.get(next(iter(np.shape(first)), 0), FLOATS)
-    if len(shapes) != 1 or first.ndim < 1 or len(first) != encoding.limbs:
-        raise MessageError(
-            f"array '{name}': expected masked parts of one shape, with {encoding.limbs} words per number "
-            f"first; received {len(masked)} of shapes {sorted(shapes)}"
-        )
-    if any(array.dtype != np.int64 for array in masked):
-        raise MessageError(f"array '{name}': a masked part is not of type int64")
-    total = np.zeros((encoding.limbs, first.size // encoding.limbs), np.uint64)
-    for array in masked:
-        add_words(total, np.ascontiguousarray(array).view(np.uint64).reshape(total.shape))
-    return decode_sum(name, total, encoding).reshape(first.shape[1:])
+    groups: dict[tuple[Encoding, int], list[str]] = {}
+    for name, parts in masked.items():
+        shapes = {np.shape(array) for array in parts}
+        first = parts[0] if parts else np.empty(0)
+        held = encoding or USUAL.get(next(iter(np.shape(first)), 0), FLOATS)
+        if len(shapes) != 1 or first.ndim < 1 or len(first) != held.limbs:
+            raise MessageError(
+                f"array '{name}': expected masked parts of one shape, with {held.limbs} words per number "
+                f"first; received {len(parts)} of shapes {sorted(shapes)}"
+            )
+        if any(array.dtype != np.int64 for array in parts):
+            raise MessageError(f"array '{name}': a masked part is not of type int64")
+        groups.setdefault((held, len(parts)), []).append(name)
+    sums: dict[str, Array] = {}
+    for (held, n_sites), names in groups.items():
+        places = _places({name: masked[name][0].size // held.limbs for name in names})
+        total = np.zeros((held.limbs, places[names[-1]].stop), np.uint64)
+        for site in range(n_sites):
+            parts = [masked[name][site].reshape(held.limbs, -1).view(np.uint64) for name in names]
+            add_words(total, np.concatenate(parts, axis=1))
+        numbers = decode_all(places, total, held)
+        for name in names:
+            sums[name] = numbers[places[name]].reshape(masked[name][0].shape[1:])
+    return {name: sums[name] for name in masked}
 
 
 def _negate(words: Words, where: Bools) -> None:

@@ -246,6 +246,8 @@ def code_design(
     With `by`, a column of numbers, the derivatives of all design columns by it are coded instead.
     """
     _check_width(terms, columns, n, site)
+    if intercept and not by and all(_is_plain(term, columns) for term in terms):
+        return _plain_design(terms, columns, n)
     factors = {factor.label: factor for term in terms for factor in term}
     values = {label: _factor_values(factor, columns, state, site) for label, factor in factors.items()}
     if not by:
@@ -260,6 +262,42 @@ def code_design(
             moved = _coded_values(terms, values | {label: slope}, intercept, n).X
             X.append(moved * [text in here for text in total.term_names])
     return replace(total, X=np.sum(X, axis=0) if X else np.zeros_like(total.X))
+
+
+def _is_plain(term: Term, columns: Columns) -> bool:
+    """Whether a term is one column of numbers, or indicators of all levels of a column but one."""
+    match [factor.tree for factor in term]:
+        case [Column()]:
+            return True
+        case [Category(column=name, coding=coding, reference=reference)]:
+            return coding == TREATMENT and (
+                reference is None or reference in columns.categories[name].categories
+            )
+    return False
+
+
+def _plain_design(terms: Sequence[Term], columns: Columns, n: int) -> CodedColumns:
+    """Code plain terms next to an intercept: the columns and names of formulaic, in a tenth of its time."""
+    X, names, term_names = list[Array](), list[str](), list[str]()
+    for term in terms:
+        (factor,) = term
+        name = factor.columns[0]
+        if isinstance(factor.tree, Column) and name in columns.numbers:
+            added = {factor.label: columns.numbers[name]}
+        else:
+            held, reference = columns.categories[name], getattr(factor.tree, "reference", None)
+            levels = held.categories.tolist()
+            base = 0 if reference is None else levels.index(reference)
+            added = {
+                f"{factor.label}[T.{level}]": held.codes == code
+                for code, level in enumerate(levels)
+                if code != base
+            }
+        X += added.values()
+        names += added
+        term_names += [term_text(term)] * len(added)
+    coded = np.column_stack(X).astype(np.float64) if X else np.zeros((n, 0))
+    return CodedColumns(np.ascontiguousarray(coded), tuple(names), tuple(term_names))
 
 
 def _coded_values(terms: Sequence[Term], values: dict[str, Any], intercept: bool, n: int) -> CodedColumns:

@@ -215,11 +215,13 @@ def most_columns(question: RowsRequest, terms: Sequence[Term], spec: BlockSpec) 
 
 def unknown_levels(rows: CompleteRows, spec: BlockSpec) -> list[LevelRowCounts]:
     """Count rows of levels that the specification lacks: with too few rows they are not named."""
-    lacking = ((name, rows.frame[name]) for name in spec.levels)
-    return [
-        LevelRowCounts(name, series[~series.isin(spec.levels[name])].value_counts().tolist(), known=False)
-        for name, series in lacking
-    ]
+    found = []
+    for name, levels in spec.levels.items():
+        series = rows.frame[name]
+        unknown = ~series.isin(levels).to_numpy()
+        counts = series[unknown].value_counts().tolist() if unknown.any() else []
+        found.append(LevelRowCounts(name, counts, known=False))
+    return found
 
 
 def column_moments(X: Floats) -> Floats:

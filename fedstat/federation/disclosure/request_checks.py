@@ -28,7 +28,7 @@ import numpy as np
 from fedstat.errors import DescriptionError, PolicyError, Remedy, SecurityError
 from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per_entity
 from fedstat.federation.crypto.keys import encode_parts
-from fedstat.federation.crypto.masks import TWO_SITES, WIDE, Masker, hides
+from fedstat.federation.crypto.masks import TWO_SITES, WIDE, Masker, encoding_of, hides
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import toml_line
@@ -717,10 +717,14 @@ def mask_reply(
     Masks cancel if sites received the same values of `bound`.
     """
     assert request.masked is not None
-    masked = dict(arrays)
-    for name in (name for name in arrays if step.gives[name].maskable):
-        encoding = WIDE if step.gives[name].wide else None
-        masked[name] = masker.mask(
-            f"{request.family} {request.step} {name}", arrays[name], request.masked, encoding, bound
-        )
-    return masked
+    hidden = {f"{request.family} {request.step} {name}": name for name in arrays if step.gives[name].maskable}
+    masked = masker.mask_all(
+        {label: arrays[name] for label, name in hidden.items()},
+        request.masked,
+        {
+            label: WIDE if step.gives[name].wide else encoding_of(arrays[name])
+            for label, name in hidden.items()
+        },
+        bound,
+    )
+    return {**arrays, **{hidden[label]: words for label, words in masked.items()}}

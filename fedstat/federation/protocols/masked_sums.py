@@ -16,12 +16,11 @@ from typing import TypeVar
 import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
-from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import LAST, agree_keys
-from fedstat.typing import Array
 
 Fit = TypeVar("Fit")
 
@@ -110,10 +109,14 @@ def add_up(request: Request, replies: Sequence[Reply]) -> list[Reply]:
     An array that some site left out has no sum, and is left out of all.
     """
     gives = FAMILIES[request.family][request.step].gives
-    sums: dict[str, Array] = {}
-    for name, declared in gives.items():
-        if declared.maskable and all(name in reply.arrays for reply in replies):
-            sums[name] = unmask_sum(name, [reply.arrays[name] for reply in replies])
+    summed = [name for name, declared in gives.items() if declared.maskable]
+    sums = unmask_sums(
+        {
+            name: [reply.arrays[name] for reply in replies]
+            for name in summed
+            if all(name in reply.arrays for reply in replies)
+        }
+    )
     out = []
     for place, reply in enumerate(replies):
         clear = {name: array for name, array in reply.arrays.items() if not gives[name].maskable}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedstat.errors import DescriptionError, SecurityError
-from fedstat.federation.crypto.masks import WIDE
+from fedstat.federation.crypto.masks import FLOATS, WIDE
 from fedstat.federation.disclosure.facts import ProductDealer
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import (
@@ -121,9 +121,9 @@ def test_maskable_arrays_alone_are_masked_each_under_its_own_name():
     calls = []
 
     class Masker:
-        def mask(self, name, array, number, encoding, bound):
-            calls.append((name, number, encoding, bound))
-            return array + 100.0
+        def mask_all(self, arrays, number, encodings, bound):
+            calls.append((number, encodings, bound))
+            return {name: array + 100.0 for name, array in arrays.items()}
 
     gives = {
         "total": replace(OWN, maskable=True),
@@ -137,5 +137,5 @@ def test_maskable_arrays_alone_are_masked_each_under_its_own_name():
         "open": 1.0,
         "wide": 101.0,
     }
-    assert calls == [("toy start total", 7, None, "bound"), ("toy start wide", 7, WIDE, "bound")]
+    assert calls == [(7, {"toy start total": FLOATS, "toy start wide": WIDE}, "bound")]
     assert float(arrays["total"][0]) == 1.0

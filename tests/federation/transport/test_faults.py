@@ -110,13 +110,13 @@ def test_in_every_round_then_taken_up_again(fault, study, undisturbed, tmp_path,
 @pytest.fixture
 def one_session_per_sum(study, monkeypatch):
     """No sum is ever taken over answers of two sessions, that is under old and new masks."""
-    unmask, taken = sums.unmask_sum, []
+    unmask, taken = sums.unmask_sums, []
 
-    def watched(name, parts, *rest):
-        taken.append({study.came[part.tobytes()] for part in parts})
-        return unmask(name, parts, *rest)
+    def watched(masked):
+        taken.extend({study.came[part.tobytes()] for part in parts} for parts in masked.values())
+        return unmask(masked)
 
-    monkeypatch.setattr(sums, "unmask_sum", watched)
+    monkeypatch.setattr(sums, "unmask_sums", watched)
     yield
     assert len(taken) > ROUNDS and all(len(sessions) == 1 for sessions in taken)
 
