@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 from math import comb
 from typing import TypeAlias
@@ -247,94 +247,91 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
     return loss, D
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
 def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Half the squared errors of y (rows,), and their derivatives by F (1, rows)."""
-    rows = len(y)
-    loss, D = np.empty(rows), np.empty((1, rows))
-    for i in range(rows):
-        D[0, i] = F[0, i] - y[i]
-        loss[i] = 0.5 * D[0, i] ** 2
-    return loss, D
+    """Half the squared errors of y (rows,), and their derivatives by F (..., rows), of the shape of F."""
+    D = F - y
+    return 0.5 * D * D, D
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _linear_heads_loss(
-    theta: Floats,
-    R: Floats,
-    members: Bools,
-    sizes: Ints,
-    head: Ints,
-    weights: Floats,
-    code: Ints,
-    own: Floats,
-    y: Floats,
-    flip: Floats,
-    of_heads: Floats,
-    back: Floats,
-) -> float:
-    """Add the losses of heads without hidden layers: scores of a set are means of those of its networks."""
-    (networks, d, b), C, total = R.shape, theta.shape[1] // (R.shape[1] + 1), 0.0
-    used = np.empty(networks, dtype=np.bool_)
+def _log_losses_of_means(
+    S: Floats, members: Bools, sizes: Ints, biases: Floats, weights: Floats, y: Floats, flip: Floats,
+    of_biases: Floats, of_S: Floats,
+) -> float:  # fmt: skip
+    """Add the losses of tasks whose scores are means of networks' scores S (I, C, b), and biases (C,).
+
+    `weights` (T, b) are those of the rows. Adds the derivatives to `of_biases` (C,) and `of_S` (I, C, b).
+    """
+    (networks, C, b), total = S.shape, 0.0
     for start in range(0, b, BLOCK):
         m = min(start + BLOCK, b) - start
         # As long as the block, because loops over parts of longer rows process one number at a time.
-        S, of_S = np.empty((networks, C, m)), np.empty((networks, C, m))
-        F, w = np.empty((C, m)), np.empty(m)
-        for h in range(len(theta)):
-            for k in range(networks):
-                used[k] = False
-                for t in range(len(head)):
-                    used[k] |= head[t] == h and members[t, k]
-                if used[k]:
-                    for c in range(C):
-                        s, of_s = S[k, c], of_S[k, c]
+        F, at, w = np.empty((C, m)), np.empty(m), np.empty(m)
+        for i in range(m):
+            at[i] = y[start + i]
+        for t in range(len(members)):
+            counts, share = False, 1.0 / sizes[t]
+            for i in range(m):
+                w[i] = weights[t, start + i]
+                counts |= w[i] != 0.0
+            if not counts:
+                continue
+            for c in range(C):
+                for i in range(m):
+                    F[c, i] = biases[c]
+                for k in range(networks):
+                    if members[t, k]:
                         for i in range(m):
-                            s[i], of_s[i] = 0.0, 0.0
-                        add_products(s, theta[h], c * d, 1, R[k], 0, start, d)
-            for t in range(len(head)):
-                if head[t] != h:
-                    continue
-                counts = False
+                            F[c, i] += share * S[k, c, start + i]
+            loss, D = log_loss(F, at, flip)
+            for i in range(m):
+                total += w[i] * loss[i]
+            for c in range(C):
+                summed = 0.0
                 for i in range(m):
-                    w[i] = weights[code[start + i], t] * own[start + i]
-                    counts |= w[i] != 0.0
-                if not counts:
-                    continue
-                share = 1.0 / sizes[t]
-                for c in range(C):
-                    f = F[c]
-                    for i in range(m):
-                        f[i] = theta[h, C * d + c]
+                    D[c, i] *= w[i]
+                    summed += D[c, i]
+                of_biases[c] += summed
                 for k in range(networks):
                     if members[t, k]:
-                        for c in range(C):
-                            f, s = F[c], S[k, c]
-                            for i in range(m):
-                                f[i] += share * s[i]
-                at = y[start : start + m]
-                loss, D = log_loss(F, at, flip) if C > 1 else squared_loss(F, at)
-                for i in range(m):
-                    total += w[i] * loss[i]
-                for c in range(C):
-                    e, summed = D[c], 0.0
-                    for i in range(m):
-                        e[i] *= w[i]
-                        summed += e[i]
-                    of_heads[h, C * d + c] += summed
-                for k in range(networks):
-                    if members[t, k]:
-                        for c in range(C):
-                            e, s = D[c], of_S[k, c]
-                            for i in range(m):
-                                s[i] += share * e[i]
-            for k in range(networks):
-                if used[k]:
-                    for c in range(C):
-                        add_sums(of_heads[h], c * d, of_S[k, c], R[k], 0, start, d)
-                    for j in range(d):
-                        add_products(back[k, j, start : start + m], theta[h], j, d, of_S[k], 0, 0, C)
+                        for i in range(m):
+                            of_S[k, c, start + i] += share * D[c, i]
     return total
+
+
+@np.errstate(all="ignore")
+def _linear_head_loss(
+    theta: Floats, R: Floats, members: Bools, sizes: Ints, weights: Floats, y: Floats, flip: Floats
+) -> tuple[float, Floats, Floats]:
+    """Loss and derivatives of the tasks of one head without hidden layers; see :func:`heads_loss`.
+
+    `weights` (T, b) are those of the rows.
+    """
+    (networks, d, b), of_head = R.shape, np.empty(theta.shape)
+    C = len(theta) // (d + 1)
+    W, biases, of_biases = theta[: C * d].reshape(C, d), theta[C * d :], np.zeros(C)
+    S, of_S = W @ R, np.zeros((networks, C, b))
+    if C == 1:
+        shares = members / sizes[:, None]
+        loss, D = squared_loss(shares @ S[:, 0] + biases, y)
+        D *= weights
+        total = float((weights * loss).sum())
+        of_biases[0] = D.sum()
+        np.matmul(shares.T, D, out=of_S[:, 0])
+    else:
+        total = _log_losses_of_means(
+            as_kernel_array(S),
+            as_kernel_array(members, np.bool_),
+            as_kernel_array(sizes, np.int64),
+            as_kernel_array(biases),
+            as_kernel_array(weights),
+            y,
+            flip,
+            of_biases,
+            of_S,
+        )
+    of_head[: C * d], of_head[C * d :] = (of_S @ R.transpose(0, 2, 1)).sum(axis=0).reshape(-1), of_biases
+    return total, of_head, W.T @ of_S
 
 
 def heads_loss(
@@ -357,24 +354,16 @@ def heads_loss(
     T) times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes if a head has two
     outputs or more; `flip` as in :func:`log_loss`.
     """
-    of_heads, back, total = np.zeros(theta.shape), np.zeros(R.shape), 0.0
-    y, flip = as_kernel_array(y), as_kernel_array(flip)
-    if len(widths) == 2:
-        total = _linear_heads_loss(
-            as_kernel_array(theta),
-            as_kernel_array(R),
-            as_kernel_array(members, np.bool_),
-            as_kernel_array(sizes, np.int64),
-            as_kernel_array(head, np.int64),
-            as_kernel_array(weights),
-            as_kernel_array(code, np.int64),
-            as_kernel_array(own),
-            y,
-            flip,
-            of_heads,
-            back,
-        )
-        return total, of_heads, back
+    y, flip, of_heads, total = as_kernel_array(y), as_kernel_array(flip), np.zeros(theta.shape), 0.0
+    if len(widths) == 2 and len(head):
+        w, parts = np.ascontiguousarray(weights[code].T) * own, list[Floats]()
+        for h in sorted(set(head.tolist())):
+            of = np.flatnonzero(head == h)
+            loss, of_heads[h], part = _linear_head_loss(theta[h], R, members[of], sizes[of], w[of], y, flip)
+            total += loss
+            parts.append(part)
+        return total, of_heads, reduce(np.add, parts)
+    back = np.zeros(R.shape)
     for t, h in enumerate(head):
         w = weights[code, t] * own
         if w.any():
