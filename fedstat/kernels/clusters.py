@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from fedstat.typing import Floats, Ints
 
@@ -18,23 +17,6 @@ STRUCTURES = ("independence", "exchangeable", "ar1")
 """Working correlations; `kind` is the position here."""
 
 
-@njit(cache=True, nogil=True)
-def _solved(x: Floats, first: int, i: int, last: int, kind: int, rho: float, total: float) -> float:
-    """Return entry i of ``R^-1 x``, x[first:last] the cluster; `total` is the sum of x over it."""
-    m = last - first
-    if kind == 0 or m == 1:
-        return float(x[i])
-    if kind == 1:
-        return float((x[i] - rho / (1.0 + (m - 1.0) * rho) * total) / (1.0 - rho))
-    value = float(x[i]) if i == first or i == last - 1 else float((1.0 + rho * rho) * x[i])
-    if i > first:
-        value -= float(rho * x[i - 1])
-    if i < last - 1:
-        value -= float(rho * x[i + 1])
-    return value / (1.0 - rho * rho)
-
-
-@njit(cache=True, nogil=True)
 def cluster_sums(
     D: Floats, r: Floats, w: Floats, start: Ints, kind: int, rho: float, each: bool
 ) -> tuple[Floats, Floats]:
@@ -43,35 +25,15 @@ def cluster_sums(
     The information is (G, p, p) for `each` cluster, or (1, p, p) summed over all. `D` (p, n) are columns in
     contiguous rows, `r` and `w` (n,), `start` (G + 1,) the first row of each cluster.
     """
-    p, n = D.shape
-    G = len(start) - 1
-    score = np.zeros((G, p))
-    information = np.zeros((G if each else 1, p, p))
-    solved = np.empty(n)
-    weighted = np.empty(n)
-    for j in range(p + 1):
-        for i in range(n):
-            weighted[i] = w[i] * (r[i] if j == p else D[j, i])
-        for g in range(G):
-            first, last = start[g], start[g + 1]
-            total = 0.0
-            for i in range(first, last):
-                total += weighted[i]
-            for i in range(first, last):
-                solved[i] = _solved(weighted, first, i, last, kind, rho, total)
-            for k in range(p if j == p else j + 1):
-                s = 0.0
-                for i in range(first, last):
-                    s += D[k, i] * solved[i]
-                if j == p:
-                    score[g, k] = s
-                else:
-                    information[g if each else 0, j, k] += s
-    for g in range(len(information)):
-        for j in range(p):
-            for k in range(j):
-                information[g, k, j] = information[g, j, k]
-    return score, information
+    first, columns = start[:-1], D.T
+    solved = solve_clusters(w[:, None] * columns, start, kind, rho)
+    residuals = solve_clusters(w[:, None] * r[:, None], start, kind, rho)
+    score = np.add.reduceat(columns * residuals, first)
+    if each:
+        of_column = [np.add.reduceat(columns * solved[:, [j]], first) for j in range(len(D))]
+        return score, np.stack(of_column, axis=2)
+    information = D @ solved
+    return score, (0.5 * (information + information.T))[None]
 
 
 def solve_clusters(x: Floats, start: Ints, kind: int, rho: float) -> Floats:

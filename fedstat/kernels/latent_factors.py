@@ -225,6 +225,8 @@ def _moments(
 
 ROWS = 16
 """Number of rows that are distributed over nodes together."""
+MANY_ROWS = 4096
+"""Number of rows whose weights at all nodes are in memory at once."""
 TOGETHER = 4
 """Columns that are added at once, and numbers of a vector; an integer number of vectors fills a cache
 line."""
@@ -313,9 +315,13 @@ def node_weights(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int
 
 def node_means(rows: GroupedLevels, table: Floats, log_weights: Floats, eta: Floats, K: int) -> Floats:
     """Return E[eta | x_i, k], (n, K, Q), at nodes eta (K t, Q)."""
-    e = np.zeros((len(rows.codes), K, eta.shape[1]))
-    room, ones = _Room.of(rows, table, log_weights), np.ones((ROWS, K))
-    _means(*room, ones, np.empty((ROWS, K)), as_kernel_array(eta), e)
+    e = np.empty((len(rows.codes), K, eta.shape[1]))
+    by_cluster = eta.reshape(K, len(log_weights), -1)
+    for start in range(0, len(e), MANY_ROWS):
+        some = slice(start, start + MANY_ROWS)
+        own = GroupedLevels(rows.codes[some], rows.group[some])
+        weights = node_weights(own, table, log_weights, K).transpose(1, 0, 2)
+        e[some] = (weights @ by_cluster).transpose(1, 0, 2)
     return e
 
 
@@ -400,24 +406,6 @@ def _weights(
         for i in range(start, end):
             for g in range(out.shape[1]):
                 out[i, g] = a[i - start, g]
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
-def _means(
-    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, a: Floats, at: Ints, power: Floats,
-    bits: Ints, ones: Floats, f: Floats, eta: Floats, e: Floats,
-) -> None:  # fmt: skip
-    n, K, Q = e.shape
-    T = len(log_weights)
-    for start in range(0, n, ROWS):
-        end = min(n, start + ROWS)
-        own, of = codes[start:end], group[start:end]
-        _spread(own, of, C, lines, log_weights, a, at, power, bits, ones, f)
-        for i in range(start, end):
-            for k in range(K):
-                for t in range(T):
-                    for q in range(Q):
-                        e[i, k, q] += a[i - start, k * T + t] * eta[k * T + t, q]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER, **INNER)

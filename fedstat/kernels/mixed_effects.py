@@ -80,15 +80,19 @@ def _traced_product(A: Floats, B: Floats) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)
 def jet_inverse(F: Floats, rule: Ints, out: Floats, logdet: Floats) -> None:
     """Write the inverse of a jet of matrices (J, a, a) to `out`, and add log det F to the jet `logdet` (J,).
 
     From F F^-1 = I: all products that contribute to one derivative add up to zero. In the same way
     (log det F)_k = tr(F^-1 F_k).
     """
+    _jet_inverse(F, rule, out, logdet, np.empty(F.shape[1:]))
+
+
+@njit(cache=True, nogil=True)
+def _jet_inverse(F: Floats, rule: Ints, out: Floats, logdet: Floats, total: Floats) -> None:
+    """See :func:`jet_inverse`; `total` (a, a) is room."""
     a = F.shape[1]
-    total = np.empty((a, a))
     for i in range(a):
         for j in range(a):
             total[i, j] = F[0, i, j]
@@ -114,16 +118,20 @@ def jet_inverse(F: Floats, rule: Ints, out: Floats, logdet: Floats) -> None:
             logdet[at] += _traced_product(out[0], F[at]) + _traced_product(out[1 + m], F[1 + k])
 
 
-@njit(cache=True, nogil=True)
 def cluster_products(W: Floats, weight: Floats, code: Ints, clusters: int) -> Floats:
     """Sum the products of columns (n, w) by cluster: (clusters, 1, w, w)."""
     out = np.zeros((clusters, 1, W.shape[1], W.shape[1]))
+    _cluster_products(W, weight, code, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _cluster_products(W: Floats, weight: Floats, code: Ints, out: Floats) -> None:
     for i in range(len(W)):
         for a in range(W.shape[1]):
             factor = weight[i] * W[i, a]
             for b in range(W.shape[1]):
                 out[code[i], 0, a, b] += factor * W[i, b]
-    return out
 
 
 def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tuple[Floats, Floats, Floats]:
@@ -167,7 +175,7 @@ def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tup
     _integrate(
         S, T, wide, outer, rule(before, own), rule(both, both), rule(own, both), rule(both, before),
         rule(before, both), A, F, inverse, B, PB, np.zeros((J, w - q, q)), np.zeros((J, w - q, w - q)), out,
-        logdet, P,
+        logdet, P, np.zeros((q, q)),
     )  # fmt: skip
     return out, logdet, P
 
@@ -211,13 +219,14 @@ def _integrate(
     out: Floats,
     logdet: Floats,
     P: Floats,
+    room: Floats,
 ) -> None:
     for c in range(len(S)):
         _split_products(S[c], wide, A, B, Bt, out[outer[c]])
         jet_product(A, T, rule_AT, F)
         for i in range(F.shape[1]):
             F[0, i, i] += 1.0
-        jet_inverse(F, rule_inverse, inverse, logdet)
+        _jet_inverse(F, rule_inverse, inverse, logdet, room)
         jet_product(T, inverse, rule_TF, P[c])
         jet_product(P[c], B, rule_PB, PB)
         jet_product(Bt, PB, rule_BPB, BPB)

@@ -360,7 +360,9 @@ class Masker:
         self, name: str, values: Array, round_number: int, encoding: Encoding | None = None, bound: str = ""
     ) -> Ints:
         r"""Hide one array; see :meth:`mask_all`."""
-        return self.mask_all({name: values}, round_number, {name: encoding or encoding_of(values)}, bound)[name]
+        return self.mask_all({name: values}, round_number, {name: encoding or encoding_of(values)}, bound)[
+            name
+        ]
 
     def mask_all(
         self,

@@ -73,29 +73,53 @@ class CellSlopes:
         Q = self.in_eta[0].shape[-1]
         means = sum(block.theta.size for block in self.blocks)
         a, within = np.zeros((n, K, means + K * Q)), np.zeros((means + K * Q, means + K * Q))
+        cells = [self._cells(block, rows) for block in self.blocks]
+        own, in_eta = ([_by_node(part) for part in parts] for parts in (self.own, self.in_eta))
+        s = np.zeros((n, means + K * Q))
         for k in range(K):
-            for t in range(T):
-                s = self._at(rows, k * T + t, means + K * Q, means + k * Q)
-                a[:, k] += weights[:, k, t, None] * s
-                within += (s * (r[:, k] * weights[:, k, t])[:, None]).T @ s
-            within -= (a[:, k] * r[:, k, None]).T @ a[:, k]
+            place = slice(means + k * Q, means + (k + 1) * Q)
+            for g in range(k * T, (k + 1) * T):
+                self._write_scores(rows, cells, [part[g] for part in own], s)
+                s[:, place] = sum(
+                    part[g].take(at, axis=0).sum(axis=1) for part, at in zip(in_eta, cells, strict=True)
+                )
+                a[:, k] += weights[:, k, g - k * T, None] * s
+                within += _gram(s, r[:, k] * weights[:, k, g - k * T])
+            s[:, place] = 0.0
+            within -= _gram(a[:, k], r[:, k])
         return a, within
 
-    def _at(self, rows: GroupedLevels, g: int, p: int, means: int) -> Floats:
-        """Return the scores (n, p) at node g; the means of its cluster begin at index `means`."""
-        out, start = np.zeros((len(rows.codes), p)), 0
-        for block, own, in_eta in zip(self.blocks, self.own, self.in_eta, strict=True):
-            P, d = block.theta.shape
-            codes = rows.codes[:, block.columns]
-            cell = rows.group[:, None] * P + np.arange(P), np.maximum(codes, 0), g
-            seen = (codes >= 0)[:, :, None]
-            effective = np.where(seen, own[cell], 0.0)
+    @staticmethod
+    def _cells(block: LevelColumns, rows: GroupedLevels) -> Ints:
+        """Number the cells (n, P) of rows; a missing one is after the last."""
+        P, codes = len(block.theta), rows.codes[:, block.columns]
+        cells = (rows.group[:, None] * P + np.arange(P)) * block.C + codes
+        return np.where(codes >= 0, cells, block.rows * P * block.C)
+
+    def _write_scores(
+        self, rows: GroupedLevels, cells: Sequence[Ints], own: Sequence[Floats], s: Floats
+    ) -> None:
+        """Write the scores of rows in the blocks' parameters at one node to s (n, p)."""
+        start = 0
+        for block, at, part in zip(self.blocks, cells, own, strict=True):
+            found = part.take(at, axis=0)
             if block.covariates.shape[1]:
-                effective = np.einsum("npe,ned->npd", effective, block.moving()[rows.group])
-            out[:, start : start + P * d] = effective.reshape(len(out), -1)
-            out[:, means : means + in_eta.shape[-1]] += np.where(seen, in_eta[cell], 0.0).sum(axis=1)
-            start += P * d
-        return out
+                found = np.einsum("npe,ned->npd", found, block.moving()[rows.group])
+            s[:, start : start + block.theta.size] = found.reshape(len(s), -1)
+            start += block.theta.size
+
+
+def _gram(X: Floats, w: Floats) -> Floats:
+    """Return ``X' diag(w) X``; of one array, so that half of the products are computed."""
+    weighted = X * np.sqrt(w)[:, None]
+    return np.asarray(weighted.T @ weighted)
+
+
+def _by_node(slopes: Floats) -> Floats:
+    """Turn slopes (J P, C, G, d) into lines of cells by node, (G, J P C + 1, d); the last is zero."""
+    G, d = slopes.shape[2:]
+    lines = np.moveaxis(slopes, 2, 0).reshape(G, -1, d)
+    return np.concatenate([lines, np.zeros((G, 1, d))], axis=1)
 
 
 # ----------------------------------------------------------------------------------------------------
