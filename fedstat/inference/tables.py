@@ -139,8 +139,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         """Text of fixed width."""
         width = self.sheets[0].width
         parts = [line for headline in self.headlines for line in textwrap.wrap(headline, width)]
-        # Every table ends with a rule and the next begins with one: one of the two is enough.
-        parts += [table.as_text().rsplit("\n", 1)[0] for table in self.tables]
+        parts += [_text(sheet) for sheet in self.sheets]
         parts += ["=" * self.sheets[-1].width]
         parts += ["Notes:", self.extra_txt] if self.notes else []
         return "\n".join([*parts, *([self.more] if self.more else [])])
@@ -307,6 +306,24 @@ def human_range(counts: Iterable[int]) -> str:
 def latex(text: str) -> str:
     """Escape what LaTeX would read as a command."""
     return text.translate(LATEX)
+
+
+def _text(sheet: Sheet) -> str:
+    """Return the text of a table without the rule below it, as statsmodels writes it.
+
+    Every table ends with a rule and the next begins with one: one of the two is enough.
+    """
+
+    def line(cells: Sequence[str]) -> str:
+        columns = zip(cells, sheet.widths, sheet.aligns, strict=True)
+        return (" " * sheet.gap).join(
+            _pad(shorten(cell, width), width, align) for cell, width, align in columns
+        )
+
+    parts = [_title(sheet).center(sheet.width)] if sheet.title else []
+    parts += ["=" * sheet.width]
+    parts += [line(sheet.headers), "-" * sheet.width] if any(sheet.headers) else []
+    return "\n".join([*parts, *(line(cells) for row in sheet.rows for cells in _lines(row, sheet))])
 
 
 def _text_table(sheet: Sheet) -> SimpleTable:

@@ -25,6 +25,15 @@ def test_text_holds_estimate_and_federation(result):
         assert shown in text
 
 
+def test_text_is_that_of_the_statsmodels_tables(result):
+    wrapped = Sheet(
+        ("a", ""), (("one two three", "1"), ("", "2.5")), "lr", (6, 4), "a title of many words", 2, True
+    )
+    for summary in (result.summary(), SheetSummary([wrapped])):
+        tables = [table.as_text().rsplit("\n", 1)[0] for table in summary.tables]
+        assert summary.as_text().startswith("\n".join([*summary.headlines, *tables]) + "\n=")
+
+
 def test_site_stands_above_its_rows(result):
     rows = result.summary().sheets[1].rows
     headings = {row[0]: i for i, row in enumerate(rows) if not any(row[1:])}

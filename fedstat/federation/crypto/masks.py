@@ -265,7 +265,7 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
 
 
 def encode_all(arrays: Mapping[str, Array], terms: int, encoding: Encoding) -> Words:
-    """Fixed-point integers of arrays of float64, int64 or bool that K = `terms` sites add: (limbs, total size).
+    """Fixed-point integers of arrays that K = `terms` sites add, of float64, int64 or bool: (limbs, total).
 
     EstimationError where a value is not finite, or larger in magnitude than the encoding holds for K terms;
     MessageError for floats in an encoding of integers, or the reverse.

@@ -91,10 +91,10 @@ class CellSlopes:
 
     @staticmethod
     def _cells(block: LevelColumns, rows: GroupedLevels) -> Ints:
-        """Number the cells (n, P) of rows; a missing one is after the last."""
+        """Return the places of the cells (n, P) of rows in lines; a missing one has the last, of zeros."""
         P, codes = len(block.theta), rows.codes[:, block.columns]
         cells = (rows.group[:, None] * P + np.arange(P)) * block.C + codes
-        return np.where(codes >= 0, cells, block.rows * P * block.C)
+        return np.where(codes >= 0, cells, -1)
 
     def _write_scores(
         self, rows: GroupedLevels, cells: Sequence[Ints], own: Sequence[Floats], s: Floats
