@@ -65,6 +65,7 @@ _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 _PLACES = {dtype: place for place, dtype in enumerate(DTYPES)}
 _sorted = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_decode = json.JSONDecoder().decode
 
 
 COUNTED: tuple[ArrayKind, ...] = ("masked share", "noisy aggregate", "aggregate", "sketch")
@@ -315,7 +316,7 @@ def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
             for name, tensor in tensors
         }
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][HEADER])
+        header = _decode(_decode(data[8 : 8 + length].decode())["__metadata__"][HEADER])
     except (
         safetensors.SafetensorError,
         LookupError,

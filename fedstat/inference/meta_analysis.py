@@ -268,7 +268,7 @@ def combine_sites(
         sites=m,
         Q=Q,
         df=m - 1,
-        p_value=float(stats.chi2.sf(Q, m - 1)),
+        p_value=float(special.chdtrc(m - 1, Q)),
         I2=_i2(Q / (m - 1)),
         I2_low=low,
         I2_high=high,
@@ -290,7 +290,7 @@ def _mean(b: Floats, v: Floats, tau2: float, alpha: float, test: str) -> tuple[f
     # The spread of the estimates about their mean, compared with its expectation from known variances.
     spread = Q / (len(b) - 1)
     factor = max(spread, 1.0) if test == "adhoc" else spread
-    return mean, (variance * factor) ** 0.5, float(stats.t.isf(alpha / 2.0, len(b) - 1))
+    return mean, (variance * factor) ** 0.5, float(-special.stdtrit(len(b) - 1, alpha / 2.0))
 
 
 def i2_interval(Q: float, m: int, alpha: float = 0.05) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -193,14 +194,14 @@ def evaluate(
     threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     # Threads are enough, because loops release the interpreter; their sums come back in the order of the
     # pieces.
-    with ThreadPoolExecutor(threads) as pool:
-        for chunk in chunks:
-            middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
-            step = partial(
-                _evaluate_piece, beta=beta, distribution=distribution, observed=observed, center=middle
-            )
-            pieces = chunk.pieces()
-            for sums in pool.map(step, pieces) if len(pieces) > 1 else map(step, pieces):
+    for chunk in chunks:
+        middle = float(np.mean(chunk.y)) if center is None and len(chunk) else center or 0.0
+        step = partial(
+            _evaluate_piece, beta=beta, distribution=distribution, observed=observed, center=middle
+        )
+        pieces = chunk.pieces()
+        with ThreadPoolExecutor(threads) if len(pieces) > 1 else nullcontext() as pool:
+            for sums in map(step, pieces) if pool is None else pool.map(step, pieces):
                 total = sums if total is None else total + sums
     if total is None:
         raise ValueError("there is no chunk of rows")
