@@ -24,6 +24,8 @@ from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 256
 """Rows that are processed at once: those of all layers stay in the nearest cache."""
+MANY_ROWS = 2**15
+"""Rows whose weights in all tasks are in memory at once."""
 FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 
 
@@ -355,14 +357,20 @@ def heads_loss(
     outputs or more; `flip` as in :func:`log_loss`.
     """
     y, flip, of_heads, total = as_kernel_array(y), as_kernel_array(flip), np.zeros(theta.shape), 0.0
-    if len(widths) == 2 and len(head):
-        w, parts = np.ascontiguousarray(weights[code].T) * own, list[Floats]()
-        for h in sorted(set(head.tolist())):
-            of = np.flatnonzero(head == h)
-            loss, of_heads[h], part = _linear_head_loss(theta[h], R, members[of], sizes[of], w[of], y, flip)
-            total += loss
-            parts.append(part)
-        return total, of_heads, reduce(np.add, parts)
+    if len(widths) == 2 and len(head) and len(y):
+        backs = []
+        for start in range(0, len(y), MANY_ROWS):
+            rows, parts = slice(start, start + MANY_ROWS), list[Floats]()
+            w = np.ascontiguousarray(weights[code[rows]].T) * own[rows]
+            for h in sorted(set(head.tolist())):
+                of = np.flatnonzero(head == h)
+                block = R[:, :, rows], members[of], sizes[of], w[of], y[rows], flip
+                added, of_head, part = _linear_head_loss(theta[h], *block)
+                total += added
+                of_heads[h] += of_head
+                parts.append(part)
+            backs.append(reduce(np.add, parts))
+        return total, of_heads, backs[0] if len(backs) == 1 else np.concatenate(backs, axis=2)
     back = np.zeros(R.shape)
     for t, h in enumerate(head):
         w = weights[code, t] * own

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from statsmodels.tools.numdiff import approx_fprime
 
+from fedstat.kernels import split_networks
 from fedstat.kernels.split_networks import BLOCK, draw_parameters, forward, heads_loss
 from fedstat.models.laser.networks import flip_matrix
 
@@ -76,8 +77,10 @@ def test_losses_and_gradients(classes, epsilon, hidden):
         np.testing.assert_allclose(found.ravel(), numeric.ravel(), atol=1e-8)
 
 
-def test_many_rows_are_the_sum_of_few():
-    given = batch(2, (5,), rows=2 * BLOCK + 7)
+@pytest.mark.parametrize(("classes", "hidden"), [(2, (5,)), (2, ()), (0, ())])
+def test_many_rows_are_the_sum_of_few(classes, hidden, monkeypatch):
+    monkeypatch.setattr(split_networks, "MANY_ROWS", BLOCK + 50)
+    given = batch(classes, hidden, rows=2 * BLOCK + 7)
     complete = heads_loss(*given.values())
     total, of_heads, back = 0.0, np.zeros_like(complete[1]), []
     for part in np.array_split(np.arange(2 * BLOCK + 7), 13):

@@ -144,6 +144,28 @@ def test_special_numbers_come_back():
     np.testing.assert_array_equal(clear, expected)
 
 
+def test_arrays_that_are_masked_together_are_those_that_are_masked_alone():
+    rng = np.random.default_rng(5)
+    shapes = {"score": (3,), "count": (), "information": (3, 3), "none": (0,)}
+    parts = [{name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(3)]
+    parts = [part | {"count": np.array(k)} for k, part in enumerate(parts)]
+    encodings = {name: masks.encoding_of(array) for name, array in parts[0].items()}
+    alone = [{n: s.mask(n, x, 1) for n, x in part.items()} for s, part in zip(maskers(3), parts, strict=True)]
+    sites = maskers(3)
+    sent = [s.mask_all(part, 1, encodings) for s, part in zip(sites, parts, strict=True)]
+    by_name = {name: [one[name] for one in sent] for name in shapes}
+    for name, words in by_name.items():
+        assert [one.tobytes() for one in words] == [one[name].tobytes() for one in alone]
+    for name, total in masks.unmask_sums(by_name).items():
+        np.testing.assert_allclose(total, np.sum([part[name] for part in parts], axis=0), rtol=1e-13)
+    with pytest.raises(SecurityError, match="array 'information': its masks did not cancel"):
+        masks.unmask_sums(by_name | {"information": by_name["information"][::2]})
+    wrong = parts[0] | {"information": np.full((3, 3), np.nan)}
+    with pytest.raises(EstimationError, match="array 'information': a value is not finite"):
+        sites[0].mask_all(wrong, 2, encodings)
+    assert sites[0].mask_all(parts[0], 2, encodings).keys() == shapes.keys()  # no mask was used
+
+
 def test_masked_arrays_pass_as_messages():
     parts = [np.array([1.5, -2.0]), np.array([0.25, 4.0])]
     sent = [s.mask("x", x, 0) for s, x in zip(maskers(2), parts, strict=True)]
