@@ -10,7 +10,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, SecurityError
-from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure import site as door
 from fedstat.federation.disclosure.facts import SampledSites
@@ -55,7 +55,7 @@ class Isolating(LocalEngine):
 
     def isolated(self):
         """Error of the target's part, relative to its length."""
-        found = unmask_sum(self.released, self.parts)
+        found = unmask_sums({self.released: self.parts})[self.released]
         return np.linalg.norm((found - self.truth)[1:]) / np.linalg.norm(self.truth[1:])
 
 

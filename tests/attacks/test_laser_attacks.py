@@ -15,7 +15,7 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.protocols.engine import LocalEngine
 
@@ -115,7 +115,7 @@ def sums_of_outputs(fitted, frames, monkeypatch):
         fitted.predict_proba(fs.ClientPartition.from_frames(frames, on="id"))
     words = [r.arrays["outputs"] for a, r in passed if a.step == "represent" and a.masked is not None]
     assert len(words) == len(frames)
-    return unmask_sum("outputs", words)
+    return unmask_sums({"outputs": words})["outputs"]
 
 
 def test_what_masks_change_of_columns_and_what_a_difference_of_two_sums_undoes(monkeypatch):

@@ -259,11 +259,6 @@ def encoding_of(values: Array) -> Encoding:
     return FLOATS if values.dtype == np.float64 else COUNTS
 
 
-def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> Words:
-    """Fixed-point integers of one array: (limbs, size); see :func:`encode_all`."""
-    return encode_all({name: values}, terms, encoding)
-
-
 def encode_all(arrays: Mapping[str, Array], terms: int, encoding: Encoding) -> Words:
     """Fixed-point integers of arrays that K = `terms` sites add, of float64, int64 or bool: (limbs, total).
 
@@ -302,11 +297,6 @@ def _places(sizes: Mapping[str, int]) -> dict[str, slice]:
     """Places of arrays of these sizes, one after the other."""
     ends = [0, *accumulate(sizes.values())]
     return {name: slice(start, end) for name, (start, end) in zip(sizes, pairwise(ends), strict=True)}
-
-
-def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
-    """Return the numbers of a sum of one array; see :func:`decode_all`."""
-    return decode_all({name: slice(None)}, words, encoding)
 
 
 def decode_all(places: Mapping[str, slice], words: Words, encoding: Encoding) -> Array:
@@ -426,11 +416,6 @@ class Masker:
                 )
             self._used |= {used, nonce}
         return nonce
-
-
-def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = None) -> Array:
-    """Return the sum of one array; see :func:`unmask_sums`."""
-    return unmask_sums({name: masked}, encoding)[name]
 
 
 def unmask_sums(masked: Mapping[str, Sequence[Ints]], encoding: Encoding | None = None) -> dict[str, Array]:

@@ -18,14 +18,26 @@ from fedstat.federation.crypto.masks import (
     GUARD_BITS,
     Encoding,
     Masker,
-    decode_sum,
-    encode_values,
+    decode_all,
+    encode_all,
     hides,
-    unmask_sum,
+    unmask_sums,
 )
 from fedstat.federation.message import pack, unpack
 
 HALF = Encoding(1, 32)
+
+
+def encode_values(name, values, terms, encoding):
+    return encode_all({name: values}, terms, encoding)
+
+
+def decode_sum(name, words, encoding):
+    return decode_all({name: slice(None)}, words, encoding)
+
+
+def unmask_sum(name, parts, encoding=None):
+    return unmask_sums({name: parts}, encoding)[name]
 
 
 def maskers(n_sites, session="fit 1"):
@@ -156,10 +168,10 @@ def test_arrays_that_are_masked_together_are_those_that_are_masked_alone():
     by_name = {name: [one[name] for one in sent] for name in shapes}
     for name, words in by_name.items():
         assert [one.tobytes() for one in words] == [one[name].tobytes() for one in alone]
-    for name, total in masks.unmask_sums(by_name).items():
+    for name, total in unmask_sums(by_name).items():
         np.testing.assert_allclose(total, np.sum([part[name] for part in parts], axis=0), rtol=1e-13)
     with pytest.raises(SecurityError, match="array 'information': its masks did not cancel"):
-        masks.unmask_sums(by_name | {"information": by_name["information"][::2]})
+        unmask_sums(by_name | {"information": by_name["information"][::2]})
     wrong = parts[0] | {"information": np.full((3, 3), np.nan)}
     with pytest.raises(EstimationError, match="array 'information': a value is not finite"):
         sites[0].mask_all(wrong, 2, encodings)

@@ -16,7 +16,7 @@ from fedstat.federation.crypto.masks import (
     neighbor_reach,
     neighbors_of,
     split_commitments,
-    unmask_sum,
+    unmask_sums,
 )
 from fedstat.federation.disclosure.threat_statements import OTHER_SITE, STRICT_LEARNS
 
@@ -131,9 +131,9 @@ def test_masks_with_neighbors_cancel_over_all():
     assert all(masker.sites == NAMES and len(masker._keys) == 2 * neighbor_reach(20) for masker in maskers)
     parts = np.random.default_rng(4).normal(size=(20, 5))
     sent = [one.mask("x", part, 0) for one, part in zip(maskers, parts, strict=True)]
-    np.testing.assert_allclose(unmask_sum("x", sent), parts.sum(axis=0), rtol=1e-14)
+    np.testing.assert_allclose(unmask_sums({"x": sent})["x"], parts.sum(axis=0), rtol=1e-14)
     with pytest.raises(SecurityError, match="did not cancel"):
-        unmask_sum("x", sent[1:])
+        unmask_sums({"x": sent[1:]})["x"]
 
 
 # A coordinator that would choose the order

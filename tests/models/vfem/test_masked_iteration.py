@@ -8,7 +8,7 @@ from oracle import Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import unpack_reply
 from fedstat.models.vfem.base_model import make_layout
@@ -123,7 +123,7 @@ def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
     words = np.concatenate([part.ravel().view(np.uint8) for part in parts.values()])
     counts = np.bincount(words, minlength=256)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 400
-    total = unmask_sum("sum", list(parts.values()))
+    total = unmask_sums({"sum": list(parts.values())})["sum"]
     expected = np.zeros(400)
     for names in study.columns.values():
         block, has = study.table[names], study.table[names[0]].notna()

@@ -7,7 +7,7 @@ from glm_oracle import glm_study
 
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
-from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.running_sums import RunningSums
@@ -104,7 +104,7 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
 
         model.engine._answer_functions[name] = listen
     result = model.fit(cov_type="none")
-    total = unmask_sum("linear_predictor", list(heard.values()))
+    total = unmask_sums({"linear_predictor": list(heard.values())})["linear_predictor"]
     X = study.table[study.covariates].fillna(0.0)
     slopes = result.params[study.covariates]
     seen = [model.partition.sites[k].states[model._session].look_at("vfem") for k in study.columns]
