@@ -68,7 +68,7 @@ class Exported:
     __slots__ = ()
 
     def _printed(self) -> SheetSummary:
-        """Return the tables as they are printed."""
+        """Return the printed tables."""
         raise NotImplementedError
 
     def to_markdown(self) -> str:
