@@ -22,7 +22,7 @@ from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import DegreesOfFreedom, df_of
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands, plot_coefficients
-from fedstat.inference.summary import DerivedReport
+from fedstat.inference.summary import DerivedReport, Shown
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
@@ -294,9 +294,11 @@ class EffectEstimates(DerivedReport):
         """Return :meth:`tidy` with confidence 1 - `alpha`, the name that predictions have in statsmodels."""
         return self.tidy(1.0 - alpha)
 
-    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
+    def summary(
+        self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
+    ) -> SheetSummary:
         """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""
-        return self._lay_out(self._sheets(alpha), title)
+        return self._lay_out(self._sheets(alpha), title, notes)
 
     def _glance(self) -> dict[str, Any]:
         return {"estimate": self._words.estimate, "rows": len(self._keys), "adjust": self._adjustment.kind}

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from fedstat.errors import Remedy
 
-Severity: TypeAlias = Literal["critical", "warning", "info"]
+Severity: TypeAlias = Literal["critical", "warning", "info", "protocol"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 MADE = {"remedy", "call", "arguments"}
 """Fields of templates that are made of the remedy."""
@@ -20,7 +20,8 @@ class Note:
     """A note on a result: its kind, by which code refers to it, its text and its severity.
 
     The fields of the `text` are filled with the `values` when the note is printed. Notes that are "critical"
-    are the banner above a summary. A catalogue makes notes; see :class:`Catalogue`.
+    are the banner above a summary; those on the "protocol" are printed by
+    :meth:`fedstat.models.results.Results.disclosure`. A catalogue makes notes; see :class:`Catalogue`.
     """
 
     kind: str
@@ -65,7 +66,8 @@ class Catalogue(dict[str, NoteForm]):
     ``NOTES = Catalogue(info={"rows": "The fit has {n:,} rows."})`` declares a kind, and
     ``NOTES.note("rows", n=920)`` makes a note of it. A kind with several texts has an entry ``kind/variant``
     for each. Critical notes are above the table of a summary: its numbers must not be interpreted without
-    them. Warnings come before notes that only describe (info).
+    them. Warnings come before notes that only describe (info). Notes on the protocol say what sites and
+    coordinator learned; they are no part of the summary.
     """
 
     def __init__(
@@ -73,8 +75,9 @@ class Catalogue(dict[str, NoteForm]):
         critical: Mapping[str, Text] | None = None,
         warning: Mapping[str, Text] | None = None,
         info: Mapping[str, Text] | None = None,
+        protocol: Mapping[str, Text] | None = None,
     ) -> None:
-        groups = zip(SEVERITIES, (critical, warning, info), strict=True)
+        groups = zip(SEVERITIES, (critical, warning, info, protocol), strict=True)
         texts = [(kind, severity, text) for severity, group in groups for kind, text in (group or {}).items()]
         if len(names := {kind for kind, _, _ in texts}) < len(texts):
             raise ValueError(f"two severities of one kind of note; there are {sorted(names)}")

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import STATEMENTS, DerivedReport, coefficient_sheet
+from fedstat.inference.summary import STATEMENTS, DerivedReport, Shown, coefficient_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
@@ -125,9 +125,11 @@ class MeanResults(DerivedReport):
         half = stats.t.isf(alpha / 2.0, self.df_resid) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 
-    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
+    def summary(
+        self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
+    ) -> SheetSummary:
         """Coefficients with errors, tests and intervals, and notes."""
-        return self._lay_out(self._sheets(alpha), title)
+        return self._lay_out(self._sheets(alpha), title, notes)
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         yield coefficient_sheet(self.tidy(1.0 - alpha).assign(site=""), self._parts(), True, alpha, "t")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.notes import SEVERITIES, Note, above_table
 from fedstat.inference.tables import Exported, Sheet, SheetSummary, number
 from fedstat.spline_names import short_names
@@ -22,8 +22,8 @@ NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
 PART = 9
 """Text width of a column with parts of the standard error."""
-MOST_NOTES = 8
-"""Largest number of notes below a printed summary."""
+MOST_LINES = 60
+"""Lines of a printed summary beyond which notes that only describe are left out."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
 DASH = "-"
@@ -31,6 +31,8 @@ DASH = "-"
 INDENT = "\u00a0\u00a0"
 """Blanks that HTML keeps."""
 
+Shown: TypeAlias = Literal["brief", "all"]
+"""Which notes are below the tables of a summary."""
 Pairs = Sequence[tuple[str, str]]
 Lines: TypeAlias = tuple[tuple[str, str, str | Callable[[Any], str | list[str]]], ...]
 """Lines of a summary: label, attribute, and its format or the function that writes it, or several lines.
@@ -82,21 +84,23 @@ class Report(Exported):
     _sources: tuple[Report, ...] = ()
     """Results of which this one was made; see :class:`DerivedReport`."""
 
-    def summary(self, *, title: str | None = None) -> SheetSummary:
+    def summary(self, *, title: str | None = None, notes: Shown = "brief") -> SheetSummary:
         """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
 
         Parameters
         ----------
         title : str, optional
             Replaces the title of the first table.
+        notes : {"brief", "all"}
+            Which notes are below the tables: warnings, and those that describe as long as a summary has no
+            more than sixty lines; or all, those on the protocol as well.
 
         Returns
         -------
         SheetSummary
-            A banner of what forbids an interpretation, tables, and at most eight notes, the most severe
-            first. :meth:`diagnostics` has all notes.
+            A banner of what forbids an interpretation, tables, and notes, the most severe first.
         """
-        return self._lay_out(self._sheets(), title)
+        return self._lay_out(self._sheets(), title, notes)
 
     @property
     def notes(self) -> list[str]:
@@ -109,8 +113,8 @@ class Report(Exported):
         Returns
         -------
         DataFrame
-            One row per note: its ``kind``, ``severity`` ("critical", "warning" or "info"), text, ``note``,
-            and the ``values`` in it by name.
+            One row per note: its ``kind``, ``severity`` ("critical", "warning", "info" or "protocol"), text,
+            ``note``, and the ``values`` in it by name.
         """
         rows = [(note.kind, note.severity, str(note), dict(note.values)) for note in self._ordered_notes()]
         return pd.DataFrame(rows, columns=["kind", "severity", "note", "values"])
@@ -154,19 +158,29 @@ class Report(Exported):
         notes = {(note.kind, str(note)): note for note in (*inherited, *self._summary_notes())}
         return sorted(notes.values(), key=lambda note: SEVERITIES.index(note.severity))
 
-    def _lay_out(self, sheets: Iterable[Sheet], title: str | None) -> SheetSummary:
+    def _left_sites(self) -> str:
+        """Say in a line what left the sites; empty where nothing is known of it."""
+        return ""
+
+    def _lay_out(self, sheets: Iterable[Sheet], title: str | None, shown: Shown = "brief") -> SheetSummary:
+        if shown not in get_args(Shown):
+            raise ModelError(f"notes: expected one of {', '.join(map(repr, get_args(Shown)))}, got {shown!r}")
         first, *others = sheets
+        tables = [first if title is None else replace(first, title=title), *others]
         notes = self._ordered_notes()
-        banners = [str(note) for note in above_table(notes)]
-        texts = [str(note) for note in notes[len(banners) :]]
-        hidden = len(texts) - MOST_NOTES
-        more = f"{hidden} more note{'s' * (hidden > 1)}: see diagnostics()." if hidden > 0 else ""
-        return SheetSummary(
-            [first if title is None else replace(first, title=title), *others],
-            texts[:MOST_NOTES],
-            [f"*** {banner} ***" for banner in banners],
-            more,
-        )
+        banners = [f"*** {note} ***" for note in above_table(notes)]
+        left, below = self._left_sites(), notes[len(banners) :]
+        if shown == "brief":
+            below = [note for note in below if note.severity != "protocol"]
+        made = SheetSummary(tables, [str(note) for note in below], banners, [left] if left else [])
+        described = sum(note.severity == "info" for note in below)
+        hidden = 0
+        while shown == "brief" and hidden < described and made.as_text().count("\n") >= MOST_LINES:
+            hidden += 1
+            more = f"{hidden} more note{'s' * (hidden > 1)}: see summary(notes='all')."
+            texts = [str(note) for note in below[: len(below) - hidden]]
+            made = SheetSummary(tables, texts, banners, [*([left] if left else []), more])
+        return made
 
 
 def critical_notes(result: object) -> list[Note]:
@@ -207,11 +221,12 @@ def lines_of(result: Any, lines: Lines) -> list[tuple[str, str]]:
     return written
 
 
-def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
-    """Estimate on the left, federation on the right."""
-    pairs = zip_longest(left, right, fillvalue=("", ""))
+def header_sheet(title: str, lines: Pairs) -> Sheet:
+    """Labels and values of a fit in two columns."""
+    half = (len(lines) + 1) // 2
+    pairs = zip_longest(lines[:half], lines[half:], fillvalue=("", ""))
     rows = tuple((_label(a), b, _label(c), d) for (a, b), (c, d) in pairs)
-    return Sheet(("Estimate", "", "Federation", ""), rows, "lrlr", HEADER_WIDTHS, title, gap=2, wrap=True)
+    return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, title, gap=2, wrap=True)
 
 
 def coefficient_sheet(
@@ -221,8 +236,12 @@ def coefficient_sheet(
     alpha: float,
     z: str,
     further: Mapping[str, Floats] | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> Sheet:
-    """List coefficients below the name of their site, with `further` columns, blank where nan, at the end."""
+    """List coefficients below the name of their site, with `further` columns, blank where nan, at the end.
+
+    `about` has what is said of a site next to its name.
+    """
     given = coefficients["site"].tolist()
     # Stable: within a site the order of the design is kept, and those without a site come first.
     places = {site: place for place, site in enumerate(dict.fromkeys(["", *given]))}
@@ -241,39 +260,25 @@ def coefficient_sheet(
     stubs = zip(blank_repeats(sites), sites, names, table, last, strict=True)
     for heading, site, name, values, ends in stubs:
         if heading:
-            rows.append((heading, *[""] * (count + len(further))))
+            said = (about or {}).get(heading, "")
+            rows.append((f"{heading}{said and f' ({said})'}", *[""] * (count + len(further))))
         size = max(map(abs, ends), default=0.0)
         texts = ("" if np.isnan(value) else number(value, 3, error=size) for value in ends)
         rows.append(((INDENT if site else "") + str(name), *_numbers(values)[:count], *texts))
     labels, widths = (*labels[:count], *further), (*widths, *[PART] * len(further))
     count += len(further)
     stub = WIDTH - sum(widths) - count
-    # With further columns, little room is left for names of sites.
-    return Sheet(("", *labels), tuple(rows), "l" + "r" * count, (stub, *widths), wrap=bool(further))
+    return Sheet(("", *labels), tuple(rows), "l" + "r" * count, (stub, *widths))
 
 
-def released_kinds(site: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
-    """Kinds of values that a site released, in words; `kinds` is None if no ledger was kept."""
-    return "not recorded" if kinds is None else ", ".join(kinds.get(site, ())) or "nothing"
-
-
-def coefficient_block_sheet(
-    blocks: Sequence[CoefficientBlock], kinds: Mapping[str, Sequence[str]] | None
-) -> Sheet:
-    """One site per row: columns, entities, missing share, kinds of values that it released."""
-    widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
+def coefficient_block_sheet(blocks: Sequence[CoefficientBlock]) -> Sheet:
+    """One site per row: columns, entities, missing share."""
+    widths = (WIDTH - 8 - 12 - 10 - 6, 8, 12, 10)
     rows = tuple(
-        (
-            block.site,
-            f"{block.columns:,}",
-            f"{block.entities:,}",
-            f"{100 * block.missing:.2f} %",
-            released_kinds(block.site, kinds),
-        )
+        (block.site, f"{block.columns:,}", f"{block.entities:,}", f"{100 * block.missing:.2f} %")
         for block in blocks
     )
-    headers = ("site", "columns", "entities", "missing", "released")
-    return Sheet(headers, rows, "lrrrl", widths, gap=2, wrap=True)
+    return Sheet(("site", "columns", "entities", "missing"), rows, "lrrr", widths, gap=2)
 
 
 def blank_repeats(labels: Sequence[str] | pd.Series) -> list[str]:

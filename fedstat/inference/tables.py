@@ -97,7 +97,8 @@ class Exported:
 class SheetSummary(Exported, Summary):  # type: ignore[misc]
     """Sheets under headlines, with numbered notes, in every form that a notebook or a paper needs.
 
-    The `headlines` are above the `sheets`; the `notes` are below, and one line that refers to `more` of them.
+    The `headlines` are above the `sheets`; the `notes` are below, and last the lines `more`, such as one that
+    refers to other notes.
 
     It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
     booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
@@ -120,12 +121,12 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         sheets: Sequence[Sheet],
         notes: Sequence[str] = (),
         headlines: Sequence[str] = (),
-        more: str = "",
+        more: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.sheets = tuple(sheets)
         self.notes = tuple(notes)
-        self.headlines, self.more = tuple(headlines), more
+        self.headlines, self.more = tuple(headlines), tuple(more)
         self.tables = [_text_table(sheet) for sheet in self.sheets]
         self.extra_txt = numbered(self.notes, max(sheet.width for sheet in self.sheets))
 
@@ -139,10 +140,12 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         """Text of fixed width."""
         width = self.sheets[0].width
         parts = [line for headline in self.headlines for line in textwrap.wrap(headline, width)]
-        parts += [_text(sheet) for sheet in self.sheets]
+        # Every table begins with a rule, which ends the one before it.
+        parts += [line for sheet in self.sheets for line in _text_lines(sheet)]
         parts += ["=" * self.sheets[-1].width]
         parts += ["Notes:", self.extra_txt] if self.notes else []
-        return "\n".join([*parts, *([self.more] if self.more else [])])
+        parts += [line for text in self.more for line in textwrap.wrap(text, width)]
+        return "\n".join(parts)
 
     def as_html(self) -> str:
         """Return one ``table`` element per sheet, the notes as an ordered list."""
@@ -151,7 +154,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         if self.notes:
             items = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
             parts.append(f"<p>Notes:</p><ol>{items}</ol>")
-        parts += [f"<p>{html.escape(self.more)}</p>"] if self.more else []
+        parts += [f"<p>{html.escape(line)}</p>" for line in self.more]
         return "<div>" + "\n".join(parts) + "</div>"
 
     def as_latex(self) -> str:
@@ -159,7 +162,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         parts = [rf"\textbf{{{latex(headline)}}}" for headline in self.headlines]
         parts += [_latex(sheet) for sheet in self.sheets]
         parts += [rf"\noindent{{\footnotesize [{i}] {latex(n)}}}\par" for i, n in enumerate(self.notes, 1)]
-        parts += [rf"\noindent{{\footnotesize {latex(self.more)}}}\par"] if self.more else []
+        parts += [rf"\noindent{{\footnotesize {latex(line)}}}\par" for line in self.more]
         return "\n\n".join(parts)
 
     def as_markdown(self) -> str:
@@ -167,7 +170,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         parts = [f"**{headline}**" for headline in self.headlines]
         parts += [_markdown(sheet) for sheet in self.sheets]
         parts += ["\n".join(f"{i}. {note}" for i, note in enumerate(self.notes, 1))] if self.notes else []
-        parts += [self.more] if self.more else []
+        parts += self.more
         return "\n\n".join(parts)
 
     def as_csv(self) -> str:
@@ -179,7 +182,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
             writer.writerows([[sheet.title]] if sheet.title else [])
             writer.writerows([sheet.headers, *sheet.rows] if any(sheet.headers) else sheet.rows)
         writer.writerows([[f"[{i}] {note}"] for i, note in enumerate(self.notes, 1)])
-        writer.writerows([[self.more]] if self.more else [])
+        writer.writerows([line] for line in self.more)
         return buffer.getvalue()
 
 
@@ -308,22 +311,23 @@ def latex(text: str) -> str:
     return text.translate(LATEX)
 
 
-def _text(sheet: Sheet) -> str:
-    """Return the text of a table without the rule below it, as statsmodels writes it.
+def _text_lines(sheet: Sheet) -> list[str]:
+    """Title, rules, headers and rows; a row of one long cell, such as a heading, takes the whole width."""
 
-    Every table ends with a rule and the next begins with one: one of the two is enough.
-    """
-
-    def line(cells: Sequence[str]) -> str:
+    def line(cells: Iterable[str]) -> str:
         columns = zip(cells, sheet.widths, sheet.aligns, strict=True)
-        return (" " * sheet.gap).join(
-            _pad(shorten(cell, width), width, align) for cell, width, align in columns
-        )
+        padded = (_pad(shorten(cell, width), width, align) for cell, width, align in columns)
+        return (" " * sheet.gap).join(padded)
 
-    parts = [_title(sheet).center(sheet.width)] if sheet.title else []
-    parts += ["=" * sheet.width]
-    parts += [line(sheet.headers), "-" * sheet.width] if any(sheet.headers) else []
-    return "\n".join([*parts, *(line(cells) for row in sheet.rows for cells in _lines(row, sheet))])
+    lines = [*(_title(sheet).split("\n") if sheet.title else []), "=" * sheet.width]
+    if any(sheet.headers):
+        lines += [line(sheet.headers), "-" * sheet.width]
+    for row in sheet.rows:
+        if any(row[1:]):
+            lines += map(line, _lines(row, sheet))
+        else:
+            lines.append(shorten(row[0], sheet.width).ljust(sheet.width))
+    return lines
 
 
 def _text_table(sheet: Sheet) -> SimpleTable:
@@ -344,10 +348,8 @@ def _text_table(sheet: Sheet) -> SimpleTable:
 
 
 def _title(sheet: Sheet) -> str:
-    """Return a title, in lines of the table's width where it is longer."""
-    if len(sheet.title) <= sheet.width:
-        return sheet.title
-    return "\n".join(line.center(sheet.width).rstrip() for line in textwrap.wrap(sheet.title, sheet.width))
+    """Return a centered title, in lines of the table's width."""
+    return "\n".join(line.center(sheet.width) for line in textwrap.wrap(sheet.title, sheet.width))
 
 
 def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import STATEMENTS, DerivedReport
+from fedstat.inference.summary import STATEMENTS, DerivedReport, Shown
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, mean_derivatives
@@ -277,9 +277,11 @@ class MarginalEffects(DerivedReport):
             }
         )
 
-    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
+    def summary(
+        self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
+    ) -> SheetSummary:
         """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""
-        return self._lay_out(self._sheets(alpha), title)
+        return self._lay_out(self._sheets(alpha), title, notes)
 
     def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
         """One row for each column of the design, with broom's names.

@@ -38,9 +38,11 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import (
     STATEMENTS,
+    WIDTH,
     Columns,
     Lines,
     Report,
+    Shown,
     coefficient_block_sheet,
     coefficient_sheet,
     header_sheet,
@@ -76,12 +78,16 @@ NOTES = Catalogue(
         "receipt": "{alarm}",
     },
     info={
-        "setting": "{setting}",
         "no_covariance": "No standard errors, tests and intervals: {reason}",
         "no_likelihood": "No log-likelihood, AIC and BIC: {reason}",
     },
+    protocol={
+        "setting": "{setting}",
+    },
 )
 """Notes on coefficients of any family."""
+WITHOUT_VALUES = ("control", "schema")
+"""Kinds of arrays that hold settings, and names, types and levels of columns."""
 Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
 Record = TypeVar("Record")
 
@@ -163,19 +169,42 @@ class Results(Report, Generic[Record]):
             raise NotAvailableError("no receipt: none was requested from the sites when this run ended")
         return found
 
-    def _kinds(self) -> Mapping[str, Sequence[str]] | None:
-        """Kinds of values that each site released; None without a ledger."""
-        return None if self._ledger is None else self._ledger.kinds_by_site()
-
-    def _ledger_lines(self) -> list[tuple[str, str]]:
+    def _left_sites(self) -> str:
         if self._ledger is None:
-            return []
+            return ""
         kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_site().values() for kind in row)
-        return [
-            ("Rounds", f"{self._ledger.rounds:,}"),
-            ("Traffic", human_bytes(self._ledger.bytes)),
-            ("Released", ", ".join(kinds) or "none"),
-        ]
+        values = ", ".join(kind for kind in kinds if kind not in WITHOUT_VALUES)
+        return f"What left the sites: {values}{' and ' if values else ''}the schema; see disclosure()."
+
+    def disclosure(self) -> SheetSummary:
+        """State what left the sites in this run: kinds of values by site, and what follows from them.
+
+        :attr:`ledger` lists every array.
+
+        Returns
+        -------
+        SheetSummary
+
+        Raises
+        ------
+        NotAvailableError
+            The results have no ledger.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> "masked" in fit.disclosure().as_text()
+        True
+        """
+        ledger, width = self.ledger, WIDTH - 30 - 2
+        lines = [("Rounds", f"{ledger.rounds:,}"), ("Traffic", human_bytes(ledger.bytes))]
+        kinds = ledger.kinds_by_site().items()
+        rows = tuple((site, ", ".join(own) or "nothing") for site, own in kinds)
+        sites = Sheet(("sender", "values"), rows, "ll", (30, width), gap=2, wrap=True)
+        notes = [str(note) for note in self._ordered_notes() if note.severity == "protocol"]
+        return SheetSummary([header_sheet("What left the sites", lines), sites], notes)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from getattr(self._record, "notes", ())
@@ -932,8 +961,10 @@ class CoefficientResults(EffectStatements, Results[Any]):
         """
         return super().glance()
 
-    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
-        """Return estimate, federation, coefficients by site, contributions of sites, and notes.
+    def summary(
+        self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
+    ) -> SheetSummary:
+        """Return the fit, coefficients by site, contributions of sites, and notes.
 
         Parameters
         ----------
@@ -941,18 +972,22 @@ class CoefficientResults(EffectStatements, Results[Any]):
             One minus the level of the intervals.
         title : str, optional
             Replaces the title.
+        notes : {"brief", "all"}
+            Which notes are below the tables: warnings, and those that describe as long as a summary has no
+            more than sixty lines; or all, those on the protocol as well.
 
         Returns
         -------
         SheetSummary
             A statsmodels ``Summary``: ``print`` it, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
         """
-        return self._lay_out(self._sheets(alpha), title)
+        return self._lay_out(self._sheets(alpha), title, notes)
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
-        yield header_sheet(self._title(), self._summary_left(), self._summary_right())
+        yield header_sheet(self._title(), [*self._summary_left(), *self._summary_right()])
         yield self._coefficient_sheet(alpha)
-        if self.estimate.blocks:
+        # Coefficients below the name of their site say there what the site contributes.
+        if self.estimate.blocks and not any(self.estimate.sites):
             yield self._site_sheet()
 
     def _title(self) -> str:
@@ -961,10 +996,15 @@ class CoefficientResults(EffectStatements, Results[Any]):
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         inference, z = self.estimate.cov is not None, "t" if self.use_t else "z"
         frame = self._coefficients(1.0 - alpha)
-        return coefficient_sheet(frame, self._error_parts(), inference, alpha, z, self._further_columns())
+        about = {
+            block.site: f"{block.entities:,} {self._unit}, {100 * block.missing:.2f} % missing"
+            for block in self.estimate.blocks
+        }
+        parts, further = self._error_parts(), self._further_columns()
+        return coefficient_sheet(frame, parts, inference, alpha, z, further, about)
 
     def _site_sheet(self) -> Sheet:
-        return coefficient_block_sheet(self.estimate.blocks, self._kinds())
+        return coefficient_block_sheet(self.estimate.blocks)
 
     def plot_coefficients(
         self,
@@ -1072,14 +1112,14 @@ class CoefficientResults(EffectStatements, Results[Any]):
         return "none" if self.estimate.cov is None else self.estimate.cov_type or "-"
 
     def _summary_right(self) -> list[tuple[str, str]]:
-        """Labels and values of the federation."""
+        """Labels and values of the federation, after those of the estimate."""
         blocks, rows = self.estimate.blocks, []
         rows.append(("Sites", str(len(self._sites()))))
         if blocks:
             rows.append(
                 (f"{self._unit.capitalize()} by site", human_range(block.entities for block in blocks))
             )
-        return [*rows, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
+        return [*rows, ("Privacy spent", self.estimate.privacy)]
 
     def _error_parts(self) -> dict[str, Floats]:
         """Parts of the standard errors to print with them, by heading: (d,) each."""

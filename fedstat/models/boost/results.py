@@ -98,17 +98,19 @@ NOTES = Catalogue(
         "repeated_rows": "{problem}",
     },
     info={
-        "setting": "{setting}",
         "no_covariance": "No standard errors, tests and intervals: {reason}.",
         "correlated_errors": "AICc treats errors at the points of a curve as independent. If they are "
         'correlated it takes too many steps; select="cv" does not.',
-        "masking": "{masked}",
         "tracing": "Membership inference: {tracing}.",
         "left_out": "{entities:,} {who} left out.",
         "rsquared_by_epsilon": "R-squared by epsilon, simulated as if this fit were the truth ({draws} "
         "draws each; inf is without noise): {table}. The value above comes from the noisy sums.",
-        "public": PUBLIC,
         "baseline": "Each fit uses the rows of its site only; R-squared is that of these rows.",
+        "public": PUBLIC,
+    },
+    protocol={
+        "setting": "{setting}",
+        "masking": "{masked}",
     },
 )
 

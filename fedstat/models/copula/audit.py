@@ -223,7 +223,7 @@ class AuditResults(Report):
         )
         headers = ("statistic", "right", "mu", "low", "high", "eps, low")
         table = Sheet(headers, rows, "lrrrrr", (24, 8, 8, 8, 8, 9), gap=2)
-        head = header_sheet("Audit of a release with noise", left, right)
+        head = header_sheet("Audit of a release with noise", [*left, *right])
         head = replace(head, headers=("Claimed", "", "Measured", ""))
         yield from (head, table)
 

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.inference.summary import header_sheet, released_kinds
+from fedstat.inference.summary import header_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS
@@ -398,14 +398,13 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
                 ("Their noise (sd)", f"{np.median(noise):.2g}, at most {noise.max():.2g}"),
             ]
         private = self.privacy["epsilon"]
-        right = [
+        left += [
             ("Sites", str(len(fit.plan.columns))),
             ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
             ("of a whole record", f"{private.iloc[0]:.3g}, against the coordinator"),
             ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
-            ("Rounds", "not recorded" if self._ledger is None else str(self._ledger.rounds)),
         ]
-        yield header_sheet("Synthesis from one private release", left, right)
+        yield header_sheet("Synthesis from one private release", left)
         yield self._sites()
 
     def __repr__(self) -> str:
@@ -415,7 +414,6 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         )
 
     def _sites(self) -> Sheet:
-        kinds = self._kinds()
         plan = self._fit.plan
         rows = tuple(
             (
@@ -424,12 +422,11 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
                 f"{self._fit.entities[site]:,}",
                 f"{epsilon_of_zcdp(plan.margins_cost(site), self.delta):.3g}",
                 f"{epsilon_of_zcdp(self._fit.sums.site_cost(site), self.delta):.3g}",
-                released_kinds(site, kinds),
             )
             for site, bins in plan.columns.items()
         )
-        headers = ("site", "columns", "entities", "eps margins", "eps total", "released")
-        return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
+        headers = ("site", "columns", "entities", "eps margins", "eps total")
+        return Sheet(headers, rows, "lrrrr", (24, 8, 10, 12, 11), gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit

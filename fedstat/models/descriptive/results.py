@@ -14,7 +14,7 @@ from scipy import stats
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import WIDTH, header_sheet, released_kinds
+from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
     TIME_TOLERANCE,
@@ -50,7 +50,7 @@ MOST_SPREAD = 2001
 """Times over which events within intervals are spread, where times are not on the grid."""
 DECISION = 0.05
 """Level at which the log-rank tests with and without sites are compared."""
-SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
+SITE_WIDTHS = (WIDTH - 14, 12)
 NOTES = Catalogue(
     critical={
         "wide_intervals": "ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {after:g} it "
@@ -73,6 +73,8 @@ NOTES = Catalogue(
         "Within an interval, events and censored rows are taken to be in random order.",
         "left_out": "Rows left out because they lack the time, the event or the group: {rows:,}.",
         "subset": SUBSET,
+    },
+    protocol={
         "masking": f"Counts were masked over {{sites}} sites: {MASKED.format('')}",
         "masking/none": "Counts were not masked: the coordinator saw each site's part.",
     },
@@ -284,16 +286,12 @@ class CurveResults(Results[CurveRecord]):
         right = [("Sites", str(len(record.sites))), ("Rows by site", human_range(record.rows))]
         if self._ledger is not None:
             right.append(("Counts", "masked" if record.masked else "unmasked"))
-        return header_sheet(f"{self.model_name} results", left, right + self._ledger_lines())
+        return header_sheet(f"{self.model_name} results", [*left, *right])
 
     def _site_sheet(self) -> Sheet:
         record = self._record
-        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
-        rows = tuple(
-            (site, f"{n:,}", "", released_kinds(site, kinds))
-            for site, n in zip(record.sites, record.rows, strict=True)
-        )
-        return Sheet(("site", "rows", "", "released"), rows, "lrrl", SITE_WIDTHS, gap=2, wrap=True)
+        rows = tuple((site, f"{n:,}") for site, n in zip(record.sites, record.rows, strict=True))
+        return Sheet(("site", "rows"), rows, "lr", SITE_WIDTHS, gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

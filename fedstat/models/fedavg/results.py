@@ -44,9 +44,6 @@ NOTES = Catalogue(
         "point_estimates": "POINT ESTIMATES ONLY",
     },
     info={
-        "masked": f"Updates and sums were masked over {{sites}} sites: {MASKED.format('')}",
-        "different_draws": "Rounds drew different sites: where coefficients hardly move any more, sums of "
-        "rounds that differ by one site come near to that site's part. With fraction=1 none do.",
         "no_maximum": "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.",
         "left_out": "{n:,} rows that lack one of the model's columns were left out.",
         "distance": "Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: "
@@ -57,6 +54,11 @@ NOTES = Catalogue(
         "equal_average": "{model} averages sites with equal weights: if all of them take part in each "
         "round, it minimizes the sum of their mean losses, and leads to the maximum of the likelihood only "
         "if sites have as many rows or do not differ.",
+    },
+    protocol={
+        "masked": f"Updates and sums were masked over {{sites}} sites: {MASKED.format('')}",
+        "different_draws": "Rounds drew different sites: where coefficients hardly move any more, sums of "
+        "rounds that differ by one site come near to that site's part. With fraction=1 none do.",
     },
 )
 

@@ -58,9 +58,6 @@ NOTES = Catalogue(
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
         "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
         "subset": SUBSET + "{more}",
-        "masking": "{what} were masked over {sites} sites: " + MASKED.format("{apart}"),
-        "masking/two_sites": "Sums were not masked: masks over two sites hide neither from the other.",
-        "masking/none": "Sums were not masked: the coordinator saw each site's part.",
         "own_fits": "No fit of their own: {sites}. Their rows count in the estimate all the same{but}.",
         "heterogeneity/not_compared": "The sites are not compared: {reason}",
         "local_groups": LABELS + "Keyed hashes show none that is at several sites.",
@@ -70,5 +67,10 @@ NOTES = Catalogue(
         "local_groups/serial": LABELS
         + "They are numbers from one on at all sites, which were taken as those of different people; "
         "if equal numbers are one person, {effect}{remedy}",
+    },
+    protocol={
+        "masking": "{what} were masked over {sites} sites: " + MASKED.format("{apart}"),
+        "masking/two_sites": "Sums were not masked: masks over two sites hide neither from the other.",
+        "masking/none": "Sums were not masked: the coordinator saw each site's part.",
     },
 )

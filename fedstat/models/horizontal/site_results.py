@@ -20,7 +20,7 @@ from fedstat.inference.heterogeneity import (
     heterogeneity,
 )
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import WIDTH, Report, released_kinds
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number, show_probability
 from fedstat.models.horizontal.clusters import describe_tests
 from fedstat.models.horizontal.notes import NOTES
@@ -35,7 +35,7 @@ DIFFER = 0.05
 LARGEST_LOG = 700.0
 """Logarithm of a ratio near the largest number."""
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
-SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
+SITE_WIDTHS = (WIDTH - 9 - 9 - 12 - 6, 9, 9, 12)
 
 
 def clusters_line(result: DesignResults) -> str:
@@ -200,15 +200,13 @@ class SiteFitsResults(DesignResults):
         return f"{joint}, p {show_probability(joint.pvalue)}" if joint.df else "not defined"
 
     def _site_sheet(self) -> Sheet:
-        """One site per row: its rows, the share left out, whether it has a fit, what left it."""
-        kinds, p, rows = self._kinds(), len(self.estimate.names), []
+        """One site per row: its rows, the share left out, whether it has a fit."""
+        p, rows = len(self.estimate.names), []
         estimates = self.site_estimates.notna().sum(axis=1).tolist()
         for block, known in zip(self.estimate.blocks, estimates, strict=True):
             own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-            left = released_kinds(block.site, kinds)
-            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
-        headers = ("site", "rows", "left out", "own fit", "released")
-        return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
+            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own))
+        return Sheet(("site", "rows", "left out", "own fit"), tuple(rows), "lrrr", SITE_WIDTHS, gap=2)
 
     def _site_by_site(self) -> list[str]:
         return [*(["the own fits"] if self._own_requested else []), *super()._site_by_site()]

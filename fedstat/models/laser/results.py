@@ -14,7 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
-from fedstat.inference.tables import Sheet, human_bytes
+from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer, check_level
 from fedstat.models.laser.evaluation import (
     SetEvaluation,
@@ -53,13 +53,15 @@ NOTES = Catalogue(
     },
     info={
         "no_errors": "There are no standard errors: weights of networks are not identified.",
-        "disclosed": "{received}A receiver that knows a site's columns for a few hundred entities can "
-        "predict most of their variation from such numbers. {labels}",
         "calibration": "Prediction sets and intervals of predict_set() are calibrated by set of sites. They "
         "are valid for entities that are exchangeable with the calibration entities, not under covariate "
         "shift, as at a later time or in another population. With few of these, a set of sites excludes "
         "nothing.{spread}",
         "no_values": "No values of sites: {reason}{hint}.",
+    },
+    protocol={
+        "disclosed": "{received}A receiver that knows a site's columns for a few hundred entities can "
+        "predict most of their variation from such numbers. {labels}",
     },
 )
 
@@ -507,7 +509,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             ("Epochs", f"{fitted.trained.epoch + 1} of {len(fitted.trained.history)} taken"),
             ("Validation loss", f"{fitted.trained.history[fitted.trained.epoch, 1]:.4f}"),
         ]
-        right = [
+        left += [
             ("Entities", f"{r.n:,}"),
             ("training", f"{learned:,}"),
             ("validation", f"{held:,}"),
@@ -516,12 +518,10 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         ]
         if r.label_epsilon:
             left.append(("Label epsilon", f"{r.label_epsilon:g} (pure, by label)"))
-        if self._ledger is not None:
-            right += [("Rounds", f"{self._ledger.rounds:,}"), ("Traffic", human_bytes(self._ledger.bytes))]
-        yield header_sheet(f"{self.model_name} results", left, right)
+        yield header_sheet(f"{self.model_name} results", left)
         if fitted.trained.scores is not None:
             yield from self.calibration._sheets(" (calibration entities)")
-        yield coefficient_block_sheet(r.blocks, self._kinds())
+        yield coefficient_block_sheet(r.blocks)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"

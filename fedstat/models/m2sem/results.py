@@ -650,7 +650,7 @@ class M2SEMResults(
         }
 
     def _sheets(self) -> Iterator[Sheet]:
-        return summary_sheets(self._record, self._ledger)
+        return summary_sheets(self._record)
 
     def __repr__(self) -> str:
         return (

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedstat.errors import Remedy
-from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
-from fedstat.inference.tables import Sheet, human_bytes, number
+from fedstat.inference.summary import blank_repeats, header_sheet
+from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import diverged_columns, has_errors, profile_errors, wald_tests
 
@@ -79,20 +78,22 @@ NOTES = Catalogue(
         "errors": "Standard errors are from the observed information of all sites together (Louis "
         "1982){more}. chi2 and P are of the Wald test that all clusters are the same in a column. Members: "
         "the mean or share of entities whose most likely cluster this is.",
-        "disclosed": "For every entity and round, the coordinator received sums over sites of differences "
-        "of log densities, {masked}. They span {spanned}. Each site received the cluster probabilities of "
-        "its own entities, which reveal something about the columns of other sites.",
-        "own_clusters": "Clusters of each site's own columns were revealed, from which some starts began.",
         "missing_blocks": "{share:.0%} of pairs of an entity and a site have no record. Such entities are "
         "clustered by their observed values, which is valid if missingness does not depend on unobserved "
         "values.",
     },
+    protocol={
+        "disclosed": "For every entity and round, the coordinator received sums over sites of differences "
+        "of log densities, {masked}. They span {spanned}. Each site received the cluster probabilities of "
+        "its own entities, which reveal something about the columns of other sites.",
+        "own_clusters": "Clusters of each site's own columns were revealed, from which some starts began.",
+    },
 )
 
 
-def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]:
+def summary_sheets(r: M2SEMRecord) -> Iterator[Sheet]:
     """Lay out header, clusters, modalities and sites."""
-    left = [
+    lines = [
         ("Clusters", f"{len(r.shares)}, {factors_in_words(r.factors)}"),
         ("Entities", f"{r.n:,}"),
         ("Log-likelihood", f"{r.loglik:,.2f}"),
@@ -101,18 +102,14 @@ def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]
         ("ICL", f"{r.bic + 2.0 * r.uncertainty:,.1f}"),
         ("Entropy", f"{r.entropy:.3f}"),
         ("Selection", "none" if r.select is None else f"{r.select.upper()} of refits"),
-    ]
-    right = [
         ("Sites", str(len(r.sites))),
         ("Exchange", "masked sums" if r.masked else "clear"),
-        ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
-        ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
         ("Converged", "yes" if r.converged else "NO"),
         ("Starts with these clusters", "{} of {}".format(*r.starts)),
         ("Mean residual", "" if np.isnan(r.mean_residual) else f"{r.mean_residual:.3f} sd"),
     ]
-    yield header_sheet("Clusters over sites", left, right)
-    yield from (_clusters(r), _modalities(r), *_profiles(r), _sites(r, ledger))
+    yield header_sheet("Clusters over sites", lines)
+    yield from (_clusters(r), _modalities(r), *_profiles(r), _sites(r))
 
 
 def factors_in_words(factors: int) -> str:
@@ -188,25 +185,12 @@ def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
     yield Sheet(headers, tuple(rows), "l" + "r" * (len(widths) - 1), widths, gap=1)
 
 
-def _sites(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
-    kinds = None if ledger is None else ledger.kinds_by_site()
+def _sites(r: M2SEMRecord) -> Sheet:
     rows = tuple(
-        (
-            site,
-            str(sum(len(one.columns) for one in held.modalities)),
-            f"{held.entities:,}",
-            released_kinds(site, kinds),
-        )
+        (site, str(sum(len(one.columns) for one in held.modalities)), f"{held.entities:,}")
         for site, held in r.sites.items()
     )
-    return Sheet(
-        ("site", "columns", "entities", "released"),
-        rows,
-        "lrrl",
-        (22, 8, 10, 32),
-        gap=2,
-        wrap=True,
-    )
+    return Sheet(("site", "columns", "entities"), rows, "lrr", (22, 8, 10), gap=2)
 
 
 def notes(r: M2SEMRecord) -> Iterator[Note]:

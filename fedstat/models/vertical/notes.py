@@ -34,6 +34,8 @@ NOTES = Catalogue(
     },
     warning={
         "two_sites": TWO_SITES,
+    },
+    info={
         "between_chosen": (
             CHOSEN.replace("{ranges}", ""),
             FREE,
@@ -42,8 +44,6 @@ NOTES = Catalogue(
             CHOSEN.replace("{ranges}", RANGES),
             FREE,
         ),
-    },
-    info={
         "reused_patterns": "{records:,} records count as missing, as in an earlier fit of this partition "
         "that merged small missing patterns: sums with them would differ from earlier ones by few entities.",
         "merged_patterns": MERGED
@@ -59,15 +59,6 @@ NOTES = Catalogue(
         "dither": "Before it was summed, every value was moved by up to .005 standard deviations of its "
         "column (dither), by secrets of {sites}. Standard errors account for it, and estimates change by a "
         "small part of these if keys change.",
-        "sums": "Sums of the columns and of their products were exchanged once{how}; no row-level values "
-        "left a site. Every sum is over at least {smallest:,} entities.{more}",
-        "dealers": "Products between sites come from secure multiplication among sites that follow the "
-        "protocol but may analyze what they receive (semi-honest). A third party deals the random numbers "
-        "for two sites ({pairs}{see}), and must not collude with either of them. If the coordinator "
-        "colludes with a site, both together learn the sums of the other sites' products with columns that "
-        "they can read.",
-        "bystander": "{site} has no part in this model, and deals for two other sites: it learns how many "
-        "entities both have, by missing pattern.",
         "solvable": SOLVABLE
         + "That is too few for {columns} columns of many values, and enough for {binary} of them if "
         "they have two." + MANY_ROUNDS,
@@ -83,5 +74,16 @@ NOTES = Catalogue(
         "most_correlated": "Most correlated blocks: '{first}' and '{second}', largest canonical correlation "
         "{canonical:.2f} over {entities:,} entities, {p} (times the number of pairs).{remedy}",
         "sparse_pairs": "{pairs}",
+    },
+    protocol={
+        "sums": "Sums of the columns and of their products were exchanged once{how}; no row-level values "
+        "left a site. Every sum is over at least {smallest:,} entities.{more}",
+        "dealers": "Products between sites come from secure multiplication among sites that follow the "
+        "protocol but may analyze what they receive (semi-honest). A third party deals the random numbers "
+        "for two sites ({pairs}{see}), and must not collude with either of them. If the coordinator "
+        "colludes with a site, both together learn the sums of the other sites' products with columns that "
+        "they can read.",
+        "bystander": "{site} has no part in this model, and deals for two other sites: it learns how many "
+        "entities both have, by missing pattern.",
     },
 )

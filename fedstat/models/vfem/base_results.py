@@ -434,12 +434,11 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
-        last = self._fit.trace[-1]
         at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
         rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
         if self.method == "weighted":
             return rows
-        return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
+        return [*rows, ("Iterations", str(self._fit.trace[-1].iteration))]
 
     def _deviations(self) -> pd.Series:
         if self._held.exchange is None:

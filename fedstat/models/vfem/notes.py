@@ -291,6 +291,12 @@ NOTES = Catalogue(
         "partial": PARTIAL,
         "partial/conditional": PARTIAL + " The fit conditions on the columns that they have.",
         "missing_columns": "Missing values by column, of the entities with a record at the site: {listed}.",
+        "coefficients_known": "The coordinator computes these coefficients and knows them. If an entity has "
+        "fewer columns than the numbers released about it, the coordinator can solve for its row.",
+        "products_left_out": "{products} of the products between two sites would rest on too few common "
+        "entities and were not requested. They count as zero, their expected value.",
+    },
+    protocol={
         "sums": "Sums of the columns and of their products were exchanged once, by missing pattern; each is "
         "over at least {smallest:,} entities. Numbers released (a product of two sites counts at both): "
         "{numbers}.",
@@ -318,8 +324,6 @@ NOTES = Catalogue(
             "does. {remedy}",
             NO_CURVATURE,
         ),
-        "coefficients_known": "The coordinator computes these coefficients and knows them. If an entity has "
-        "fewer columns than the numbers released about it, the coordinator can solve for its row.",
         "one_site": "Only one site has columns, so nothing is added up and its linear predictors were not "
         "masked.",
         "masked": MASKED,
@@ -328,8 +332,6 @@ NOTES = Catalogue(
         "numbers for two sites ({dealers}) must not collude with either of them. If the coordinator "
         "colludes with one site, both together learn the products of the other site's columns with that "
         "site's columns.",
-        "products_left_out": "{products} of the products between two sites would rest on too few common "
-        "entities and were not requested. They count as zero, their expected value.",
         "split_residuals": "For them, the response holder split each residual at random between two sites "
         "at a time. Neither site can recover it alone; both together can recover the residuals of the "
         "entities that both have.",

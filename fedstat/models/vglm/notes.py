@@ -161,15 +161,9 @@ NOTES = Catalogue(
         "free_covariance": "Columns that are not selected stay in the joint normal model, where they "
         "predict missing columns. Predictions replace a missing block by its mean and do not use the "
         "columns of other sites for it.",
-        "linear_predictors": "For each entity, {points:,} sums of linear predictors over sites went to "
-        "{receivers}, and {reported}. {grams} weighted Gram matrices of {columns} columns were released "
-        "over {over} entities.{offset}",
         "approximate_folds": "Cross-validation and selection frequencies use quadratic models of the "
         "deviance at the chosen fit, one for each of {folds} folds: they are approximate, and rough at "
         "distant lambdas.",
-        "coefficients_known": "The coordinator knows the coefficients of every round.",
-        "coefficients_known/admm": "The coordinator knows the coefficients only at the end of each lambda, "
-        "but the sums of many rounds still span the columns of all sites.",
         "proposed": (
             MEASURED + "{stopped}{remedy}",
             EXACT,
@@ -187,6 +181,14 @@ NOTES = Catalogue(
         "selected": "Selected by {penalty}: {names}{others}. The table has debiased estimates of all "
         "columns; selection_report() and .params have the penalized ones.",
         "debiased": DEBIASED,
+    },
+    protocol={
+        "linear_predictors": "For each entity, {points:,} sums of linear predictors over sites went to "
+        "{receivers}, and {reported}. {grams} weighted Gram matrices of {columns} columns were released "
+        "over {over} entities.{offset}",
+        "coefficients_known": "The coordinator knows the coefficients of every round.",
+        "coefficients_known/admm": "The coordinator knows the coefficients only at the end of each lambda, "
+        "but the sums of many rounds still span the columns of all sites.",
     },
 )
 
