@@ -24,6 +24,8 @@ PART = 9
 """Text width of a column with parts of the standard error."""
 MOST_LINES = 60
 """Lines of a printed summary beyond which notes that only describe are left out."""
+FEWEST_FOLDED = 4
+"""Fewest sites that are shown in one row if they are alike."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
 DASH = "-"
@@ -274,11 +276,18 @@ def coefficient_sheet(
 def coefficient_block_sheet(blocks: Sequence[CoefficientBlock]) -> Sheet:
     """One site per row: columns, entities, missing share."""
     widths = (WIDTH - 8 - 12 - 10 - 6, 8, 12, 10)
-    rows = tuple(
+    rows = [
         (block.site, f"{block.columns:,}", f"{block.entities:,}", f"{100 * block.missing:.2f} %")
         for block in blocks
-    )
-    return Sheet(("site", "columns", "entities", "missing"), rows, "lrrr", widths, gap=2)
+    ]
+    return Sheet(("site", "columns", "entities", "missing"), fold_sites(rows), "lrrr", widths, gap=2)
+
+
+def fold_sites(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return one row for all sites if there are several and they are alike, otherwise the rows."""
+    if len(rows) < FEWEST_FOLDED or any(row[1:] != rows[0][1:] for row in rows):
+        return tuple(rows)
+    return ((f"each of {len(rows)} sites", *rows[0][1:]),)
 
 
 def blank_repeats(labels: Sequence[str] | pd.Series) -> list[str]:

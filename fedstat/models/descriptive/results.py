@@ -14,7 +14,7 @@ from scipy import stats
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import WIDTH, header_sheet
+from fedstat.inference.summary import WIDTH, fold_sites, header_sheet
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
     TIME_TOLERANCE,
@@ -290,8 +290,8 @@ class CurveResults(Results[CurveRecord]):
 
     def _site_sheet(self) -> Sheet:
         record = self._record
-        rows = tuple((site, f"{n:,}") for site, n in zip(record.sites, record.rows, strict=True))
-        return Sheet(("site", "rows"), rows, "lr", SITE_WIDTHS, gap=2)
+        rows = [(site, f"{n:,}") for site, n in zip(record.sites, record.rows, strict=True)]
+        return Sheet(("site", "rows"), fold_sites(rows), "lr", SITE_WIDTHS, gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

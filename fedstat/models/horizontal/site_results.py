@@ -20,7 +20,7 @@ from fedstat.inference.heterogeneity import (
     heterogeneity,
 )
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import WIDTH, Report
+from fedstat.inference.summary import WIDTH, Report, fold_sites
 from fedstat.inference.tables import Sheet, number, show_probability
 from fedstat.models.horizontal.clusters import describe_tests
 from fedstat.models.horizontal.notes import NOTES
@@ -200,13 +200,14 @@ class SiteFitsResults(DesignResults):
         return f"{joint}, p {show_probability(joint.pvalue)}" if joint.df else "not defined"
 
     def _site_sheet(self) -> Sheet:
-        """One site per row: its rows, the share left out, whether it has a fit."""
+        """One site per row: its rows, the share left out, whether it has a fit; one row if they are alike."""
         p, rows = len(self.estimate.names), []
         estimates = self.site_estimates.notna().sum(axis=1).tolist()
         for block, known in zip(self.estimate.blocks, estimates, strict=True):
             own = "none" if not known else "yes" if known == p else f"{known} of {p}"
             rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own))
-        return Sheet(("site", "rows", "left out", "own fit"), tuple(rows), "lrrr", SITE_WIDTHS, gap=2)
+        headers = ("site", "rows", "left out", "own fit")
+        return Sheet(headers, fold_sites(rows), "lrrr", SITE_WIDTHS, gap=2)
 
     def _site_by_site(self) -> list[str]:
         return [*(["the own fits"] if self._own_requested else []), *super()._site_by_site()]

@@ -14,7 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import coefficient_sheet, critical_notes
+from fedstat.inference.summary import Shown, coefficient_sheet, critical_notes
 from fedstat.inference.tables import Sheet, SheetSummary, number, two_digits, yes_or_no
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -481,7 +481,9 @@ class VerticalGLMResults(
         """
         return super().conf_int(alpha, cols)
 
-    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
+    def summary(
+        self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
+    ) -> SheetSummary:
         """Estimate, federation, selected columns by site, notes.
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
@@ -495,8 +497,10 @@ class VerticalGLMResults(
             One minus the level of the intervals.
         title : str, optional
             Replaces the title.
+        notes : {"brief", "all"}
+            As in :meth:`fedstat.models.results.CoefficientResults.summary`.
         """
-        return super().summary(alpha, title=title)
+        return super().summary(alpha, title=title, notes=notes)
 
     @property
     def _selects(self) -> bool:
