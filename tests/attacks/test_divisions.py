@@ -115,7 +115,9 @@ def test_one_division_serves_all_methods_where_answers_are_remembered():
     assert 0.0 < apart < 0.05
     np.testing.assert_allclose(first.bse, fits["open"][0].bse, rtol=5e-3)
     np.testing.assert_allclose(again.params, first.params, rtol=1e-9)
-    assert "as in an earlier fit of this partition" in str(imputed.summary())
-    assert "as in an earlier fit" not in str(first.summary()) + str(fits["open"][1].summary())
+    assert "as in an earlier fit of this partition" in str(imputed.summary(notes="all"))
+    assert "as in an earlier fit" not in str(first.summary(notes="all")) + str(
+        fits["open"][1].summary(notes="all")
+    )
     distance = ((imputed.params - fits["open"][1].params) / imputed.bse).abs().max()
     assert 0.0 < distance < 1.0

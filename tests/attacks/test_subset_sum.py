@@ -193,9 +193,9 @@ def test_a_summary_says_what_merging_cost_and_what_gives_it_back():
         partition = fs.ClientPartition.from_frames(frames, on="enterprise_id", policy=policy)
         fits[name] = fs.VFEMRegression.from_formula("NPGR ~ .", partition, between="independent").fit()
     strict, cost = fits["strict"], fits["strict"].exchange.by_bits
-    assert fits["open"].exchange.by_bits is None and "discrete" not in str(fits["open"].summary())
+    assert fits["open"].exchange.by_bits is None and "discrete" not in str(fits["open"].summary(notes="all"))
     assert set(cost.sites) == {"Credit Agency"} and cost.lost["Credit Agency"] > 0 < cost.short
-    text = " ".join(str(strict.summary()).split())
+    text = " ".join(str(strict.summary(notes="all")).split())
     assert f"{cost.lost['Credit Agency']:,} at Credit Agency" in text
     assert 'discrete = "any" in policy.toml of Credit Agency' in text
     assert "every value was moved by up to .005 standard deviations" in text

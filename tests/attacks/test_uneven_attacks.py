@@ -120,7 +120,7 @@ def test_masks_hide_no_site_where_grids_differ_and_every_site_is_held_to_its_own
     for found, frame in zip(own, tables.values(), strict=True):
         np.testing.assert_allclose(found.reshape(5, 5), products(frame).sum(axis=0), atol=1e-5)
     assert result._record.masked and "every site's own sums can be computed" in " ".join(
-        str(result.summary()).split()
+        str(result.summary(notes="all")).split()
     )
     with pytest.raises(DesignError, match="C: 12 rows"):
         fit({**tables, "C": tables["C"][:12]})

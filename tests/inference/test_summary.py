@@ -7,22 +7,30 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from fedstat.errors import NotAvailableError
 from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, latex, number, shorten
 
 
+def widths(summary):
+    """Widths of the lines of the tables."""
+    return {len(line) for line in SheetSummary(summary.sheets).as_text().splitlines()}
+
+
 def test_text_holds_estimate_and_federation(result):
-    text = result.summary().as_text()
-    assert {len(line) for line in text.split("Notes:")[0].splitlines()} == {WIDTH}
+    summary = result.summary()
+    text = summary.as_text()
+    assert widths(summary) == {WIDTH}
     for shown in (
         "Dep. Variable:",
         "400",
-        "1.2 MB",
-        "schema, aggregate, per entity",
+        "What left the sites: aggregate, per entity and the schema; see disclosure().",
         "none (exact)",
         "25.00 %",
     ):
         assert shown in text
+    left = result.disclosure().as_text()
+    assert "1.2 MB" in left and "schema, per entity" in left
 
 
 def test_text_is_that_of_the_statsmodels_tables(result):
@@ -36,7 +44,7 @@ def test_text_is_that_of_the_statsmodels_tables(result):
 
 def test_site_stands_above_its_rows(result):
     rows = result.summary().sheets[1].rows
-    headings = {row[0]: i for i, row in enumerate(rows) if not any(row[1:])}
+    headings = {row[0].partition(" (")[0]: i for i, row in enumerate(rows) if not any(row[1:])}
     assert headings == {"Judicial_Organ": 1, "Register": 4, "Credit Agency": 7}
     assert rows[0][0] == "Intercept"
     assert rows[5][0].strip() == "sex[T.male]"
@@ -95,19 +103,19 @@ def test_undetermined_standard_errors_are_noted(make, reference):
 def test_no_site_no_heading(make):
     summary = make(sites=("",) * 7).summary()
     assert all(any(row[1:]) for row in summary.sheets[1].rows)
-    assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
+    assert widths(summary) == {WIDTH}
 
 
 def test_without_a_ledger_nothing_is_claimed(restricted):
-    text = restricted.summary().as_text()
-    assert "not recorded" in text
-    assert "Rounds:" not in text
+    assert "What left" not in restricted.summary().as_text()
+    with pytest.raises(NotAvailableError, match="no ledger"):
+        restricted.disclosure()
 
 
 def test_long_names_lose_their_middle_in_text_only(make, reference):
     names = ("A" * 60, *list(reference.params.index)[1:])
     summary = make(names=names, sites=("Market Supervision and Administration Bureau",) * 7).summary()
-    assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
+    assert widths(summary) == {WIDTH}
     assert "A" * 60 in summary.as_html()
 
 

@@ -52,7 +52,7 @@ def test_notes_are_printed_and_their_kinds_are_a_table(with_offset):
     table = with_offset.diagnostics()
     assert table["note"].tolist() == with_offset.notes
     assert {"setting", "no_covariance", "offset", "assumptions", "sums"} <= set(table["kind"])
-    assert set(table["severity"]) <= {"info", "warning"}
+    assert set(table["severity"]) <= {"info", "warning", "protocol"}
     assert table.set_index("kind").loc["offset", "values"] == {"name": "o"}
 
 
@@ -69,7 +69,7 @@ def test_a_warning_is_marked():
     rows = fs.ClientPartition.from_frame(table, by="site")
     model = fs.FederatedGLM.from_formula("y ~ x", rows, family=sm.families.Poisson())
     severity = model.fit().diagnostics().set_index("kind")["severity"]
-    assert severity["overdispersion"] == "warning" and severity["masking"] == "info"
+    assert severity["overdispersion"] == "warning" and severity["masking"] == "protocol"
 
 
 def test_an_offset_is_a_field_and_no_sentence(with_offset):

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.inference.summary import header_sheet
+from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS
@@ -426,7 +426,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
             for site, bins in plan.columns.items()
         )
         headers = ("site", "columns", "entities", "eps margins", "eps total")
-        return Sheet(headers, rows, "lrrrr", (24, 8, 10, 12, 11), gap=2)
+        return Sheet(headers, rows, "lrrrr", (WIDTH - 8 - 10 - 12 - 11 - 8, 8, 10, 12, 11), gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import Remedy
 from fedstat.inference.mixtures import OVERLAP
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import blank_repeats, header_sheet
+from fedstat.inference.summary import WIDTH, blank_repeats, header_sheet
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import diverged_columns, has_errors, profile_errors, wald_tests
@@ -190,7 +190,7 @@ def _sites(r: M2SEMRecord) -> Sheet:
         (site, str(sum(len(one.columns) for one in held.modalities)), f"{held.entities:,}")
         for site, held in r.sites.items()
     )
-    return Sheet(("site", "columns", "entities"), rows, "lrr", (22, 8, 10), gap=2)
+    return Sheet(("site", "columns", "entities"), rows, "lrr", (WIDTH - 22, 8, 10), gap=2)
 
 
 def notes(r: M2SEMRecord) -> Iterator[Note]:

@@ -137,7 +137,7 @@ def test_folds_smaller_than_the_rule_need_owners_who_allow_them_and_a_warning():
     left = frame[code == 3]
     loss = ((left["mean"] - path.predict(left)) ** 2).mean()
     assert found._cv[3, -1] == pytest.approx(loss, rel=1e-5)
-    printed = " ".join(str(found.summary()).split())
+    printed = " ".join(str(found.summary(notes="all")).split())
     assert "Sums of products of up to 49 columns were released over 12 entities" in printed
     assert "Every sum is over at least 12 entities" in printed
 

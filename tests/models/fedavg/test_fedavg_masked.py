@@ -77,7 +77,7 @@ def test_masks_are_used_where_three_sites_are_drawn(fraction, hidden):
     result = fit(fs.FedAvg, rounds=2, fraction=fraction)
     assert result._fit.masked == hidden
     assert result.trace["sites"].tolist()[:2] == [round(4 * fraction) or 1] * 2
-    text = " ".join(str(result.summary()).split())
+    text = " ".join(str(result.summary(notes="all")).split())
     assert ("Updates and sums were masked over 4 sites" in text) == hidden
     if not hidden:
         with pytest.raises(ModelError, match=r"masked: fraction=.* draws . of 4 sites in a round"):
@@ -128,5 +128,5 @@ def test_where_a_site_gives_no_score_the_distance_is_not_known(masked):
 
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 def test_the_summary_says_what_rounds_of_different_sites_reveal(fraction):
-    text = " ".join(str(fit(fs.FedAvg, rounds=2, fraction=fraction).summary()).split())
+    text = " ".join(str(fit(fs.FedAvg, rounds=2, fraction=fraction).summary(notes="all")).split())
     assert ("Rounds drew different sites" in text) == (fraction < 1.0)

@@ -241,7 +241,7 @@ def test_there_are_no_coefficients(result):
     for look in (lambda: result.params["bank0"], lambda: list(result.params)):
         with pytest.raises(NotAvailableError, match="not identified"):
             look()
-    text = str(result.summary())
+    text = str(result.summary(notes="all"))
     assert "There are no standard errors" in text and "learned the labels" in text
 
 
@@ -321,9 +321,11 @@ def test_label_privacy(part, monkeypatch):
     monkeypatch.setattr(response_steps, "randomized", kept)
     fits = [model(part).fit(**QUICK, label_epsilon=1.0) for _ in range(2)]
     same_networks(*fits, atol=0.0)
-    assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary()).replace("\n    ", " ")
+    assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary(notes="all")).replace(
+        "\n    ", " "
+    )
     other = model(part).fit(**QUICK, label_epsilon=2.0)
-    assert "exp(3) over all" in str(other.summary()).replace("\n    ", " ")
+    assert "exp(3) over all" in str(other.summary(notes="all")).replace("\n    ", " ")
     for fit, (true, recorded) in zip((*fits, other), drawn, strict=True):
         assert fit._record.fitted.trained.outcome.counts == tuple(np.bincount(recorded.astype(int)))
         np.testing.assert_array_equal(np.sort(true), np.sort(customers()["bank"]["y"]))

@@ -128,7 +128,7 @@ def test_the_account_adds_up_responses_of_the_same_entities():
         )
         assert "randomized at" not in str(fitting.explain(**QUICK))
         fitted = fitting.fit(**QUICK, label_epsilon=epsilon)
-        said = " ".join(str(fitted.summary()).split())
+        said = " ".join(str(fitted.summary(notes="all")).split())
         assert f"by exp({epsilon:g}) at most, and by exp({total}) over all labels" in said
 
 

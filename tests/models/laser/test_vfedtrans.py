@@ -97,7 +97,7 @@ def test_what_it_discloses_is_said_before_and_after(fitted, part):
     rounds = sum(low for _, (low, _, _) in expected.rounds)
     assert rounds + 1 == fitted[0].ledger.rounds
     assert "leading singular vectors of every entity" in " ".join(str(expected).split())
-    assert "singular vectors" in " ".join(str(fitted[0].summary()).split())
+    assert "singular vectors" in " ".join(str(fitted[0].summary(notes="all")).split())
 
 
 def test_what_it_cannot_do_is_said(part):

@@ -168,7 +168,7 @@ def test_what_there_is_not_without_factors(fitted):
         fitted.factor_scores("A")
     with pytest.raises(fs.errors.NotAvailableError, match="without factors"):
         fitted.communalities()
-    text = " ".join(str(fitted.summary()).split())
+    text = " ".join(str(fitted.summary(notes="all")).split())
     assert "latent classes" in text and "independent within clusters" in text and "factor scores" not in text
 
 

@@ -120,7 +120,7 @@ def test_columns_of_all_kinds(of_mixed):
     assert kinds[["q0", "code", "two", "b0"]].tolist() == ["ordinal", "nominal", "binary", "continuous"]
     shares = result.profiles().loc["Survey"].groupby(level="column").sum()
     np.testing.assert_allclose(shares, 1.0)
-    assert "20%" in str(result.summary()) or "have no record" in str(result.summary())
+    assert "20%" in str(result.summary(notes="all")) or "have no record" in str(result.summary(notes="all"))
 
 
 def test_predictions_for_the_same_entities_are_the_posteriors(of_mixed):

@@ -69,7 +69,7 @@ def test_effects_of_covariates_have_errors(fitted):
     numbers = effects.drop("C")
     assert (np.abs(numbers["estimate"] - 0.12) < 4.0 * numbers["std_error"]).all()
     assert numbers["std_error"].between(0.002, 0.008).all() and (effects["p_value"] < 1e-6).all()
-    text = " ".join(str(result.summary()).split())
+    text = " ".join(str(result.summary(notes="all")).split())
     assert (
         "Columns of 'A' for age0, of 'B' for age1, of 'C' for age2 are adjusted:" in text
         and "covariate_effects()" in text

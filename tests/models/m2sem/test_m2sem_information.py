@@ -219,7 +219,7 @@ def test_tables_with_errors(fitted):
     assert np.abs((contrasts["estimate"].to_numpy() - true) / contrasts["std_error"].to_numpy()).max() < 4.0
     assert result.communalities()["estimate"].between(0.1, 0.8).all()
     assert result.sizes["std_error"].between(0.02, 0.08).all()
-    text = str(result.summary())
+    text = str(result.summary(notes="all"))
     assert "mean or share (std err)" in text and "Louis 1982" in text
     with pytest.raises(fs.errors.ModelError, match="alpha between 0 and 1"):
         result.tidy(alpha=0)

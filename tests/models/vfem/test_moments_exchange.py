@@ -89,7 +89,7 @@ def test_no_value_per_entity_leaves(coordinator):
     result = model(coordinator=coordinator).fit(exchange="moments")
     kinds = set(result.ledger.to_frame()["kind"])
     assert kinds == {"control", "schema", "presence", "sealed", "masked share", "aggregate"}
-    assert "secure multiplication" in str(result.summary())
+    assert "secure multiplication" in str(result.summary(notes="all"))
 
 
 def test_the_owners_refusal_of_values_per_entity_does_not_hinder():
@@ -183,7 +183,7 @@ def test_two_sites_have_the_coordinator_apart_unless_the_user_says_where():
     result = two_institutions().fit()
     assert result.ledger.at is None
     assert set(result.dealers["dealer"]) == {"coordinator"}
-    assert "The coordinator is at neither" in str(result.summary()).replace("\n    ", " ")
+    assert "The coordinator is at neither" in str(result.summary(notes="all")).replace("\n    ", " ")
     close(result, two_institutions().fit(**packed(**ITERATIVE, cross_products="exact", tol=1e-11)))
     assert model().fit().ledger.at == "Bank"
     with pytest.raises(ModelError, match="coordinator='apart'"):
@@ -288,7 +288,7 @@ def test_many_entities_in_small_patterns_are_reported_and_more_are_refused():
 
 def test_the_summary_says_who_must_not_collude_and_what_was_released():
     result = model(n=2_000).fit()
-    text = " ".join(str(result.summary()).split())
+    text = " ".join(str(result.summary(notes="all")).split())
     assert "semi-honest" in text and "must not collude with either of them" in text
     assert f"Every sum is over at least {result.exchange.smallest:,} entities" in text
     for site, count in result.exchange.numbers.items():

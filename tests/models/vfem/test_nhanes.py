@@ -69,7 +69,7 @@ def test_systolic_pressure_has_the_signs_that_epidemiology_expects(every):
     for falls_with in ("Race1[T.White]", "Education[T.College Grad]", "Poverty"):
         assert z[falls_with] < -3, falls_with
     assert result.conf_int().loc["Age"].between(0.35, 0.50).all()
-    text = str(result.summary())
+    text = str(result.summary(notes="all"))
     assert "926 entities without a response were left out" in text
     assert "969 at Interview" in text
 
