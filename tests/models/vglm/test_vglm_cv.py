@@ -134,7 +134,7 @@ def test_weighted_grams_of_folds_count_as_those_of_all_entities():
     weighed = frame[(frame["step"] == "weigh") & (frame["array"] == "gram")]
     assert weighed.groupby("sender").size().max() <= model.layout.most_grams
     assert f"{weighed.groupby('sender').size().max()} weighted Gram matrices" in " ".join(
-        str(result.summary()).split()
+        str(result.summary(notes="all")).split()
     )
     # Those of a fold rest on its entities alone, and the account says so.
     assert weighed["entities"].value_counts()[N // 4] >= 4 * 3
