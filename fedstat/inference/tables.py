@@ -226,8 +226,8 @@ def write_docx(summary: SheetSummary, path: str | Path) -> None:
         document.add_paragraph()
     for note in summary.notes:
         document.add_paragraph(note, style="List Number")
-    if summary.more:
-        document.add_paragraph(summary.more)
+    for line in summary.more:
+        document.add_paragraph(line)
     document.save(str(path))
 
 

@@ -18,7 +18,7 @@ from fedstat.federation.design.formula.terms import Term, parse_term, term_colum
 from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import label_estimates, plot_coefficients
-from fedstat.inference.summary import DerivedReport, blank_repeats
+from fedstat.inference.summary import DerivedReport, Shown, blank_repeats
 from fedstat.inference.tables import Sheet, SheetSummary, exponentials, number, show_probability
 
 if TYPE_CHECKING:
@@ -122,7 +122,12 @@ class Subgroups(DerivedReport):
         return frame.assign(**{name: exponentials(frame[name]) for name in ends}) if exponentiate else frame
 
     def summary(
-        self, alpha: float = 0.05, *, exponentiate: bool = False, title: str | None = None
+        self,
+        alpha: float = 0.05,
+        *,
+        exponentiate: bool = False,
+        title: str | None = None,
+        notes: Shown = "brief",
     ) -> SheetSummary:
         """Table for print; arguments as those of :meth:`tidy`.
 
@@ -131,12 +136,13 @@ class Subgroups(DerivedReport):
         alpha : float
         exponentiate : bool
         title : str, optional
+        notes : {"brief", "all"}
 
         Returns
         -------
         SheetSummary
         """
-        return self._lay_out(self._sheets(alpha, exponentiate), title)
+        return self._lay_out(self._sheets(alpha, exponentiate), title, notes)
 
     def _sheets(self, alpha: float = 0.05, exponentiate: bool = False) -> Iterator[Sheet]:
         frame, several = self.tidy(1.0 - alpha, exponentiate), len(set(self.rows["term"])) > 1
