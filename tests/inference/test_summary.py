@@ -33,13 +33,18 @@ def test_text_holds_estimate_and_federation(result):
     assert "1.2 MB" in left and "schema, per entity" in left
 
 
-def test_text_is_that_of_the_statsmodels_tables(result):
+def test_text_is_that_of_the_statsmodels_tables():
     wrapped = Sheet(
         ("a", ""), (("one two three", "1"), ("", "2.5")), "lr", (6, 4), "a title of many words", 2, True
     )
-    for summary in (result.summary(), SheetSummary([wrapped])):
-        tables = [table.as_text().rsplit("\n", 1)[0] for table in summary.tables]
-        assert summary.as_text().startswith("\n".join([*summary.headlines, *tables]) + "\n=")
+    summary = SheetSummary([wrapped])
+    tables = [table.as_text().rsplit("\n", 1)[0] for table in summary.tables]
+    assert summary.as_text().startswith("\n".join(tables) + "\n=")
+
+
+def test_a_heading_takes_the_whole_width():
+    sheet = Sheet(("", "x"), (("A heading of several words", ""), ("a", "1")), "lr", (10, 20))
+    assert SheetSummary([sheet]).as_text().splitlines()[3] == "A heading of several words".ljust(31)
 
 
 def test_site_stands_above_its_rows(result):
