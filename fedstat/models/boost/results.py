@@ -119,7 +119,7 @@ NOTES = Catalogue(
 # Surfaces, the path, predictions, refits: all from the sums of one exchange.
 
 
-class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", record=BoostRecord):
+class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", record=BoostRecord):
     """Results of :meth:`fedstat.FedFunctionBoost.fit`.
 
     Attributes

@@ -672,7 +672,7 @@ def _columns(fit: CategoryFit) -> list[int]:
     return places
 
 
-class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", record=CategoryRecord):
+class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 3", record=CategoryRecord):
     """Results of :meth:`fedstat.FederatedOrdinal.fit`.
 
     `params` are the coefficients and the thresholds of R's ``clm`` and ``polr``. statsmodels' OrderedModel
@@ -810,7 +810,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 2", reco
         return f"cumulative {self._record.fit.request.link}"
 
 
-class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 1", record=CategoryRecord):
+class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 2", record=CategoryRecord):
     """Results of :meth:`fedstat.FederatedMultinomial.fit`: a coefficient of each column for each category.
 
     Attributes

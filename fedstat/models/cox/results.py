@@ -62,7 +62,7 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     pass
 
-FORMAT = "fedstat cox results 3"
+FORMAT = "fedstat cox results 4"
 FEW_EVENTS = 10
 """Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
 ASSUMPTIONS = {

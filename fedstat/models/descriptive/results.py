@@ -41,8 +41,8 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat kaplan meier results 3"
-COMPETING_FORMAT = "fedstat cumulative incidence results 2"
+FORMAT = "fedstat kaplan meier results 4"
+COMPETING_FORMAT = "fedstat cumulative incidence results 3"
 ConfType = Literal["log-log", "log", "plain"]
 MOST_TIMES = 8
 """Times of a group in the summary; tidy() has all."""

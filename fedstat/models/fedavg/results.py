@@ -82,7 +82,7 @@ class FedAvgRecord(RowsRecord):
             raise ModelError("coefficients, sites, columns and sums are not of one fit")
 
 
-class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=FedAvgRecord):
+class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 5", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last

@@ -44,7 +44,7 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     pass
 
-FORMAT = "fedstat gee results 1"
+FORMAT = "fedstat gee results 2"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
 CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
 CORRECTION = Remedy("fit(cov_type='kauermann_carroll')", ": use {arguments}")

@@ -44,7 +44,7 @@ from fedstat.typing import Floats
 # Results of a federated GLM: statistics, their summary, and the file format.
 
 
-class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMRecord):
+class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -370,7 +370,7 @@ LEVEL_IN_FULL = re.compile(r"\[(?![A-Z]\.)[^\]]*\]$")
 """Ending of a column of a factor with one column per level, as in formulas without an intercept."""
 
 
-class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord):
+class OLSResults(GLMResults, saved_as="fedstat ols results 3", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedOLS.fit`, with the names and meanings of statsmodels' OLS, or WLS.
 
     All statistics follow from the sums of a Gaussian GLM: the deviance is the sum of squared residuals, and

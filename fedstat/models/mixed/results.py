@@ -67,7 +67,7 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat mixed results 4"
+FORMAT = "fedstat mixed results 5"
 RESIDUAL = "Residual"
 CONSTANT = 1e-9
 """Mean squared deviation of a combination of columns from one, where it is the constant."""
