@@ -113,7 +113,7 @@ def test_calls_of_all_kinds_run_on_an_open_site():
 
 
 def test_no_family_singles_out_rows_under_the_strict_policy():
-    examined = examine_all(range(4), "strict", 25.0)
+    examined = examine_all(range(8), "strict", 25.0)
     print(examined)
     assert not examined.findings, "\n".join(map(str, examined.findings))
     assert not any("sum" in step for step in examined.unread), str(examined)
