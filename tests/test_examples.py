@@ -26,6 +26,7 @@ NOT_RESULTS = {
     "Estimate",
     "Exposure",
     "GLMBasis",
+    "HypothesisTest",
     "LedgerLike",
     "Overdispersion",
     "PatternExchange",
@@ -33,6 +34,7 @@ NOT_RESULTS = {
     "RowsBasis",
     "Selection",
     "Sheet",
+    "TermTests",
 }
 """Attributes of public classes other than results: columns, transports, protocols, parts of records."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

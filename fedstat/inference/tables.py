@@ -72,11 +72,29 @@ class Exported:
         raise NotImplementedError
 
     def to_markdown(self) -> str:
-        """Return what is printed as tables of GitHub's Markdown, notes as a numbered list."""
+        """Return what is printed as tables of GitHub's Markdown, notes as a numbered list.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.to_markdown().count("| :-- |") > 0
+        True
+        """
         return self._printed().as_markdown()
 
     def to_latex(self) -> str:
-        """Return what is printed as tables for LaTeX (needs the booktabs package)."""
+        """Return what is printed as tables for LaTeX (needs the booktabs package).
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.to_latex().count("tabular") > 1
+        True
+        """
         return self._printed().as_latex()
 
     def to_docx(self, path: str | Path) -> None:
@@ -90,6 +108,13 @@ class Exported:
         ------
         ImportError
             python-docx is not installed: ``pip install fedstat[docx]``.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.to_docx("heart.docx")
         """
         write_docx(self._printed(), path)
 

@@ -631,6 +631,14 @@ class CoefficientResults(EffectStatements, Results[Any]):
         ------
         NotAvailableError
             The link is not the logit.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.odds_ratios().round(2).columns.tolist()
+        ['odds_ratio', 'conf_low', 'conf_high']
         """
         if self._ratio_name != "odds_ratio":
             raise NotAvailableError(

@@ -96,22 +96,23 @@ def test_no_sum_over_fewer_sites_is_read(model):
 def masks_of_ally(monkeypatch):
     """Masks of the ally with each other site, by session."""
     nonces, masks = {}, defaultdict(dict)
-    claim, mask = Masker._claim, Masker.mask
+    claim, mask_all = Masker._claim, Masker.mask_all
 
-    def remember(masker, *args):
-        nonces[masker] = claim(masker, *args)
-        return nonces[masker]
+    def remember(masker, name, *args):
+        nonces[masker, name] = claim(masker, name, *args)
+        return nonces[masker, name]
 
-    def listen(masker, name, values, *args, **kwargs):
-        words = mask(masker, name, values, *args, **kwargs)
-        if masker.site == ALLY and name.endswith(SUMS):
-            for peer, stream in masker._streams.items():
-                drawn = np.asarray(stream.words(nonces[masker], words.size)).reshape(words.shape)
-                masks[id(masker)][peer] = complete(drawn[:, 1, -1])
-        return words
+    def listen(masker, arrays, *args, **kwargs):
+        masked = mask_all(masker, arrays, *args, **kwargs)
+        for name, words in masked.items():
+            if masker.site == ALLY and name.endswith(SUMS):
+                for peer, stream in masker._streams.items():
+                    drawn = np.asarray(stream.words(nonces[masker, name], words.size)).reshape(words.shape)
+                    masks[id(masker)][peer] = complete(drawn[:, 1, -1])
+        return masked
 
     monkeypatch.setattr(Masker, "_claim", remember)
-    monkeypatch.setattr(Masker, "mask", listen)
+    monkeypatch.setattr(Masker, "mask_all", listen)
     return masks
 
 

@@ -91,9 +91,7 @@ def test_few_people_with_missing_points_are_what_two_weights_differ_by(lost):
     late = int(np.flatnonzero((pairs[0] == 7) & (pairs[1] == 7))[0])
     stolen = total.S - total.grams[late] / full[late]
     np.testing.assert_allclose(stolen, products(frame)[lost].sum(axis=0), atol=1e-6)
-    with pytest.raises(
-        PolicyError, match=r"there are [13]. Curve\(..., max_gap=0.1\) leaves out longer gaps"
-    ):
+    with pytest.raises(PolicyError, match=r"there are [13]\. .*a max_gap leave out longer gaps"):
         summed(gappy, knots=4, curves=curves)
     complete = {**curves, "y": fs.Curve("y_*", domain=(0, 1), max_gap=0)}
     assert summed(gappy, knots=4, curves=complete).n == 120 - len(lost)

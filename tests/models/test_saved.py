@@ -95,7 +95,7 @@ def test_a_header_without_results_is_refused(files, family, content, tmp_path):
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ({}, "expected one of the formats .*glm results 7.*received None"),
+        ({}, "expected one of the formats .*glm results 8.*received None"),
         ({"format": "fedstat vfem results 99"}, "received 'fedstat vfem results 99'"),
         ({"format": "fedstat glm results 6"}, "received 'fedstat glm results 6'"),
     ],

@@ -83,7 +83,7 @@ class CurveCells:
         return out
 
 
-POINTS = Remedy("Curve(..., at=at)", "Name the column with their points, {arguments}")
+POINTS = Remedy("Curve(..., at=at)", "Name the column with their points in Curve(..., at=...)")
 
 
 def common_arrays(where: str, cells: CurveCells) -> Floats:

@@ -196,7 +196,7 @@ def test_points_that_few_curves_lack_are_interpolated(curves):
 
 def test_long_gaps_of_few_curves_are_refused_with_a_remedy_that_works():
     uneven = even_and_uneven(90, 3, 9)[1]
-    with pytest.raises(fs.errors.PolicyError, match=r"max_gap=0\.1\) leaves out longer gaps"):
+    with pytest.raises(fs.errors.PolicyError, match="a max_gap leave out longer gaps"):
         uneven.fit(steps=5)
     with pytest.warns(fs.errors.DataWarning, match="left out rows"):
         assert even_and_uneven(90, 3, 9, max_gap=0.1)[1].fit(steps=5).nobs == 87

@@ -104,7 +104,7 @@ def federated(case, frame=FRAME, **fit):
     model = fs.FederatedGLM.from_formula(
         f"{response} ~ {right}", partition(frame), family=family, labels=["ward", "region"], **known
     )
-    return model.fit(local=False, **fit)
+    return model.fit(**{"local": False, **fit})
 
 
 def agree(ours, theirs, what):

@@ -292,7 +292,7 @@ def choice_notes(choice: BetweenChoice, *, ranges: bool) -> Iterator[Note]:
         "assumed_independent",
         pairs="; ".join(choice.unchecked),
         p=format_pvalue(choice.pvalue),
-        see=f"; for {OPEN[0]} and {OPEN[1]} see .sensitivity()" if ranges else "",
+        see=f"; {OPEN[0]}/{OPEN[1]}: .sensitivity()" if ranges else "",
     )
     if ranges:
         yield NOTES.note("between_chosen/ranges", lowest=OPEN[0], highest=OPEN[1])
