@@ -346,7 +346,11 @@ def _check_alive(federation: FederationDescription, names: Sequence[str]) -> Non
         if time.monotonic() > until:
             break
         time.sleep(SEEN_AGAIN / 30)
-    seen = ", ".join(f"{name} {age / 60:,.0f} minutes ago" for name, age in silent.items())
+    ages = {
+        name: f"{age:.0f} seconds" if age < 120 else f"{age / 60:,.0f} minutes"
+        for name, age in silent.items()
+    }
+    seen = ", ".join(f"{name} {age} ago" for name, age in ages.items())
     raise EngineError(
         f"the services of these sites were seen last: {seen}. Ask their owners for  fedstat site status",
         remedy=Remedy(
