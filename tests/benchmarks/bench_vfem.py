@@ -26,6 +26,7 @@ from clock import Clock
 
 SME = 166_207
 GROWTH = (20_000, SME, 1_600_000)
+COLUMNS = (20, 40, 60, 90, 120, 200)
 REPEATS = 3
 FITS = {
     "moments": ("free", {}),
@@ -300,7 +301,34 @@ def nhanes(path, repeats=REPEATS):
     return out | {"stages": clock.stages}
 
 
-TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, amelia, lavaan, nhanes)}
+def columns(p, n=20_000, blocks=4, share=0.75):
+    """Fit p columns of sites that lack a quarter of the entities, after a small fit that compiles."""
+    import numpy as np
+    import pandas as pd
+
+    import fedstat as fs
+
+    def model(p, n):
+        rng = np.random.default_rng(0)
+        X = rng.multivariate_normal(np.zeros(p), 0.3 + 0.7 * np.eye(p), n)
+        y = X @ rng.normal(size=p) * 0.2 + rng.normal(size=n)
+        frames = {"response": pd.DataFrame({"id": np.arange(n), "y": y})}
+        for k, own in enumerate(np.array_split(np.arange(p), blocks)):
+            rows = rng.random(n) < share
+            names = [f"x{j}" for j in own]
+            frames[f"site {k}"] = pd.DataFrame(X[np.ix_(rows, own)], columns=names).assign(
+                id=np.flatnonzero(rows)
+            )
+        partition = fs.ClientPartition.from_frames(frames, on="id")
+        return fs.VFEMRegression.from_formula("y ~ .", partition)
+
+    model(8, 500).fit()
+    clock, full = Clock(), model(p, n)
+    clock.time("fit", full.fit)
+    return {"stages": clock.stages}
+
+
+TASKS = {f.__name__: f for f in (write, imports, fit, cold, imputer, mice, amelia, lavaan, nhanes, columns)}
 
 
 # ---- the caller ----------------------------------------------------------------------------------
@@ -427,6 +455,17 @@ class Bench:
         self.report.table(["process", "wall s", "target"], rows)
         return {"empty": median(empty, "process"), "warm": median(warm, "process"), "import": median(extra)}
 
+    def columns(self):
+        self.report.heading(
+            "Growth with columns",
+            "20,000 entities, four sites that each lack a quarter of them, covariances free between sites.",
+        )
+        rows = []
+        for p in COLUMNS:
+            (row,) = run("columns", p, cache=self.cache)["stages"]["fit"]
+            rows.append([p, f"{row['cpu']:.1f}", f"{row['peak']:.0f}"])
+        self.report.table(["columns", "CPU s", "peak MB"], rows)
+
     def growth(self):
         answers = {n: run("fit", self.data(n), cache=self.cache) for n in GROWTH}
         self.report.heading(
@@ -523,7 +562,7 @@ class Bench:
         return answer
 
 
-PARTS = ("fit", "start", "growth", "law", "peers", "nhanes")
+PARTS = ("fit", "start", "growth", "columns", "law", "peers", "nhanes")
 
 
 def main(parts):
