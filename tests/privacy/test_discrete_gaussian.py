@@ -137,7 +137,7 @@ def test_compiled_draws_are_compiled_for_one_type_each():
     kernel.draw_words(variance, 32, words, 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel._draws._cache, "save_overload", lambda *_: None)
-        kernel._draws.recompile()  # a function that comes from the cache has not asked for its parts
+        kernel._draws.recompile()  # a function of the cache has not loaded its parts
     for function in (kernel._below, kernel._at_most_one, kernel._exponential):
         types = {tuple(map(str, signature[:-2])) for signature in function.signatures}
         assert types == {("int64", "int64")}, function

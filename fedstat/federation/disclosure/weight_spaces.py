@@ -609,7 +609,7 @@ def find_isolated(
 
 
 def find_cleared(spaces: WeightSpaces, first: int, few: int, persons: Ints | None = None) -> set[Quantity]:
-    """Return quantities of sums of which no combination belongs to at most `few` persons, whoever knows it.
+    """Return quantities of sums of which no combination belongs to at most `few` persons.
 
     Quantities without a sum from `first` on are left out.
     """
@@ -705,7 +705,7 @@ class ComponentWeights:
     def of(
         cls, spaces: WeightSpaces, members: list[int], few: int, persons: Ints | None
     ) -> ComponentWeights | None:
-        """Return the weights; None if no cell has few persons, so that nobody can be singled out."""
+        """Return the weights; None if no cell has few persons, so that no person can be singled out."""
         used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
         first_with, cell = _cells([spaces.patterns[i] for i in used], spaces.n_rows)
         held = {i: spaces.patterns[i].values[spaces.patterns[i].codes[first_with]] for i in used}
