@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.notes import SEVERITIES, Note, above_table
-from fedstat.inference.tables import Exported, Sheet, SheetSummary, number
+from fedstat.inference.tables import Exported, Sheet, SheetSummary, note_text, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
@@ -171,18 +171,21 @@ class Report(Exported):
         tables = [first if title is None else replace(first, title=title), *others]
         notes = self._ordered_notes()
         banners = [f"*** {note} ***" for note in above_table(notes)]
-        left, below = self._left_sites(), notes[len(banners) :]
-        if shown == "brief":
-            below = [note for note in below if note.severity != "protocol"]
-        made = SheetSummary(tables, [str(note) for note in below], banners, [left] if left else [])
+        below = [note for note in notes[len(banners) :] if shown == "all" or note.severity != "protocol"]
+        last, texts = list(filter(None, [self._left_sites()])), [str(note) for note in below]
+        made = SheetSummary(tables, texts, banners, last)
         described = sum(note.severity == "info" for note in below)
-        hidden = 0
-        while shown == "brief" and hidden < described and made.as_text().count("\n") >= MOST_LINES:
+        excess = 0 if shown == "all" else made.as_text().count("\n") + 1 - MOST_LINES
+        if excess <= 0 or not described:
+            return made
+        # The line that refers to the notes left out takes the place of one line of theirs.
+        hidden, excess = 0, excess + 1
+        while excess > 0 and hidden < described:
             hidden += 1
-            more = f"{hidden} more note{'s' * (hidden > 1)}: see summary(notes='all')."
-            texts = [str(note) for note in below[: len(below) - hidden]]
-            made = SheetSummary(tables, texts, banners, [*([left] if left else []), more])
-        return made
+            place = len(texts) - hidden
+            excess -= note_text(place + 1, texts[place], made.note_width).count("\n") + 1
+        more = f"{hidden} more note{'s' * (hidden > 1)}: see summary(notes='all')."
+        return SheetSummary(tables, texts[: len(texts) - hidden], banners, [*last, more])
 
 
 def critical_notes(result: object) -> list[Note]:

@@ -153,7 +153,9 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         self.notes = tuple(notes)
         self.headlines, self.more = tuple(headlines), tuple(more)
         self.tables = [_text_table(sheet) for sheet in self.sheets]
-        self.extra_txt = numbered(self.notes, max(sheet.width for sheet in self.sheets))
+        self.note_width = max(sheet.width for sheet in self.sheets)
+        texts = (note_text(i, note, self.note_width) for i, note in enumerate(self.notes, 1))
+        self.extra_txt = "\n".join(texts)
 
     def __repr__(self) -> str:
         return self.as_text()
@@ -256,15 +258,10 @@ def write_docx(summary: SheetSummary, path: str | Path) -> None:
     document.save(str(path))
 
 
-def numbered(notes: Sequence[str], width: int) -> str:
-    """Return notes as ``[1] ...`` paragraphs, wrapped to a width with a hanging indent."""
-    paragraphs = []
-    for i, note in enumerate(notes, 1):
-        label = f"[{i}] "
-        paragraphs.append(
-            textwrap.fill(note, width, initial_indent=label, subsequent_indent=" " * len(label))
-        )
-    return "\n".join(paragraphs)
+def note_text(place: int, note: str, width: int) -> str:
+    """Return a note as a paragraph ``[1] ...``, wrapped to a width with a hanging indent."""
+    label = f"[{place}] "
+    return textwrap.fill(note, width, initial_indent=label, subsequent_indent=" " * len(label))
 
 
 def show_probability(p: float) -> str:
