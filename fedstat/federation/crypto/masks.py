@@ -346,14 +346,6 @@ class Masker:
         """Open the key streams of all pairs."""
         self._streams = {peer: KeyStream(key) for peer, key in self._keys.items()}
 
-    def mask(
-        self, name: str, values: Array, round_number: int, encoding: Encoding | None = None, bound: str = ""
-    ) -> Ints:
-        r"""Hide one array; see :meth:`mask_all`."""
-        return self.mask_all({name: values}, round_number, {name: encoding or encoding_of(values)}, bound)[
-            name
-        ]
-
     def mask_all(
         self,
         arrays: Mapping[str, Array],

@@ -20,6 +20,7 @@ from fedstat.federation.crypto.masks import (
     Masker,
     decode_all,
     encode_all,
+    encoding_of,
     hides,
     unmask_sums,
 )
@@ -34,6 +35,10 @@ def encode_values(name, values, terms, encoding):
 
 def decode_sum(name, words, encoding):
     return decode_all({name: slice(None)}, words, encoding)
+
+
+def mask_one(masker, name, values, round_number, encoding=None):
+    return masker.mask_all({name: values}, round_number, {name: encoding or encoding_of(values)})[name]
 
 
 def unmask_sum(name, parts, encoding=None):
@@ -54,7 +59,7 @@ def maskers(n_sites, session="fit 1"):
 
 def masked_sum(parts, name="score", round_number=0, encoding=None):
     sites = maskers(len(parts))
-    sent = [s.mask(name, x, round_number, encoding) for s, x in zip(sites, parts, strict=True)]
+    sent = [mask_one(s, name, x, round_number, encoding) for s, x in zip(sites, parts, strict=True)]
     return unmask_sum(name, sent, encoding)
 
 
@@ -78,7 +83,7 @@ def test_masks_cancel_to_the_bit(n_sites, encoding):
     rng = np.random.default_rng(n_sites)
     parts = [wide(rng, (7, 5), -6, 3) for _ in range(n_sites)]
     sites = maskers(n_sites)
-    sent = [s.mask("x", x, 3, encoding) for s, x in zip(sites, parts, strict=True)]
+    sent = [mask_one(s, "x", x, 3, encoding) for s, x in zip(sites, parts, strict=True)]
     modulus = 1 << 64 * encoding.limbs
     for i, j in itertools.product(range(7), range(5)):
         total = sum(integer(words[:, i, j]) for words in sent) % modulus
@@ -114,7 +119,7 @@ def test_the_precision_that_is_stated_holds(n_sites):
 def test_the_order_of_sites_does_not_matter():
     rng = np.random.default_rng(1)
     parts = [wide(rng, 200) for _ in range(4)]
-    sent = [s.mask("x", x, 0) for s, x in zip(maskers(4), parts, strict=True)]
+    sent = [mask_one(s, "x", x, 0) for s, x in zip(maskers(4), parts, strict=True)]
     sums = {unmask_sum("x", order).tobytes() for order in itertools.permutations(sent)}
     assert len(sums) == 1
 
@@ -162,7 +167,9 @@ def test_arrays_that_are_masked_together_are_those_that_are_masked_alone():
     parts = [{name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(3)]
     parts = [part | {"count": np.array(k)} for k, part in enumerate(parts)]
     encodings = {name: masks.encoding_of(array) for name, array in parts[0].items()}
-    alone = [{n: s.mask(n, x, 1) for n, x in part.items()} for s, part in zip(maskers(3), parts, strict=True)]
+    alone = [
+        {n: mask_one(s, n, x, 1) for n, x in part.items()} for s, part in zip(maskers(3), parts, strict=True)
+    ]
     sites = maskers(3)
     sent = [s.mask_all(part, 1, encodings) for s, part in zip(sites, parts, strict=True)]
     by_name = {name: [one[name] for one in sent] for name in shapes}
@@ -180,7 +187,7 @@ def test_arrays_that_are_masked_together_are_those_that_are_masked_alone():
 
 def test_masked_arrays_pass_as_messages():
     parts = [np.array([1.5, -2.0]), np.array([0.25, 4.0])]
-    sent = [s.mask("x", x, 0) for s, x in zip(maskers(2), parts, strict=True)]
+    sent = [mask_one(s, "x", x, 0) for s, x in zip(maskers(2), parts, strict=True)]
     arrived = [unpack(pack({}, {"x": words}))[1]["x"] for words in sent]
     np.testing.assert_array_equal(unmask_sum("x", arrived), [1.75, 2.0])
 
@@ -193,7 +200,7 @@ def test_keys_from_an_agreement_do():
     agreements = [KeyAgreement(identities[n], "fit 1", n, public, pinned) for n in names]
     texts = {agreement.site: agreement.announce() for agreement in agreements}
     keys = [agreement.finish(texts) for agreement in agreements]
-    sent = [Masker(k).mask("x", np.full(3, 0.5), 0) for k in keys]
+    sent = [mask_one(Masker(k), "x", np.full(3, 0.5), 0) for k in keys]
     np.testing.assert_array_equal(unmask_sum("x", sent), np.full(3, 1.5))
     with pytest.raises(SecurityError, match="handed out before"):
         Masker(keys[0])
@@ -212,14 +219,14 @@ def uniform_bytes(words):
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e3])
 def test_a_masked_array_is_uniform_whatever_it_hides(encoding, value):
     for site in maskers(3):
-        words = site.mask("x", np.full(50_000, value), 0, encoding)
+        words = mask_one(site, "x", np.full(50_000, value), 0, encoding)
         for limb in words:
             assert 1e-4 < uniform_bytes(limb) < 1 - 1e-4
     assert uniform_bytes(encode_values("x", np.full(50_000, value), 3, encoding)) < 1e-12
 
 
 def test_masked_counts_are_uniform():
-    words = maskers(3)[1].mask("x", np.ones(50_000, np.bool_), 0)
+    words = mask_one(maskers(3)[1], "x", np.ones(50_000, np.bool_), 0)
     assert 1e-4 < uniform_bytes(words) < 1 - 1e-4
 
 
@@ -227,7 +234,7 @@ def test_masked_counts_are_uniform():
 def test_sums_of_all_sites_but_one_are_uniform(absent):
     """With two colluding sites the coordinator learns nothing about the two others."""
     values = np.linspace(-5.0, 5.0, 50_000)
-    sent = [s.mask("x", values, 0, HALF) for s in maskers(4)]
+    sent = [mask_one(s, "x", values, 0, HALF) for s in maskers(4)]
     partial = sum(words for k, words in enumerate(sent) if k != absent)
     assert 1e-4 < uniform_bytes(partial) < 1 - 1e-4
 
@@ -235,8 +242,8 @@ def test_sums_of_all_sites_but_one_are_uniform(absent):
 def test_masks_differ_between_rounds_arrays_sessions_and_pairs():
     zero = np.zeros(500)
     first, other = maskers(3), maskers(3, "fit 2")
-    sent = [site.mask(name, zero, r) for site in first for name in ("x", "y") for r in (0, 1)]
-    sent += [site.mask("x", zero, 0) for site in other]
+    sent = [mask_one(site, name, zero, r) for site in first for name in ("x", "y") for r in (0, 1)]
+    sent += [mask_one(site, "x", zero, 0) for site in other]
     words = np.concatenate([array.ravel() for array in sent])
     assert len(np.unique(words)) == len(words)
 
@@ -253,12 +260,12 @@ def test_the_stream_is_that_of_rfc_8439():
 
 def test_no_mask_serves_twice():
     site = maskers(3)[0]
-    site.mask("score", np.zeros(3), 1)
+    mask_one(site, "score", np.zeros(3), 1)
     for values in (np.zeros(3), np.ones(3), np.zeros(3, np.int64)):
         with pytest.raises(SecurityError, match="array 'score' of round 1 was masked before"):
-            site.mask("score", values, 1)
-    site.mask("score", np.zeros(3), 2)
-    site.mask("information", np.zeros(3), 1)
+            mask_one(site, "score", values, 1)
+    mask_one(site, "score", np.zeros(3), 2)
+    mask_one(site, "information", np.zeros(3), 1)
 
 
 def test_names_that_fall_together_share_no_mask(monkeypatch):
@@ -268,15 +275,15 @@ def test_names_that_fall_together_share_no_mask(monkeypatch):
 
     site = maskers(3)[0]
     monkeypatch.setattr(masks.hashlib, "sha256", lambda _: Same())
-    site.mask("score", np.zeros(3), 1)
+    mask_one(site, "score", np.zeros(3), 1)
     with pytest.raises(SecurityError, match="was masked before"):
-        site.mask("information", np.zeros(3), 1)
+        mask_one(site, "information", np.zeros(3), 1)
 
 
 @pytest.mark.parametrize("round_number", [-1, 2**32])
 def test_rounds_stay_within_the_nonce(round_number):
     with pytest.raises(SecurityError, match="start a new session"):
-        maskers(2)[0].mask("x", np.zeros(2), round_number)
+        mask_one(maskers(2)[0], "x", np.zeros(2), round_number)
 
 
 @pytest.mark.parametrize("n_sites", [2, 5])
@@ -287,21 +294,21 @@ def test_values_out_of_range_are_refused_and_not_shown(n_sites, encoding):
     kind = np.int64 if encoding.integer else np.float64
     too_large = np.array([0, -int(limit) - 123_457], dtype=kind)
     with pytest.raises(EstimationError, match=r"array 'information'.*largest magnitude") as caught:
-        site.mask("information", too_large, 0, encoding)
+        mask_one(site, "information", too_large, 0, encoding)
     assert f"{limit:.4g}" in str(caught.value) and "Rescale" in str(caught.value)
     assert str(abs(int(too_large[1]))) not in str(caught.value)
-    site.mask("information", np.array([0, -int(limit)], dtype=kind), 0, encoding)
+    mask_one(site, "information", np.array([0, -int(limit)], dtype=kind), 0, encoding)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
 def test_values_that_are_no_numbers_are_refused(value):
     with pytest.raises(EstimationError, match="array 'x'"):
-        maskers(2)[0].mask("x", np.array([1.0, value]), 0)
+        mask_one(maskers(2)[0], "x", np.array([1.0, value]), 0)
 
 
 def test_the_least_integer_is_out_of_range():
     with pytest.raises(EstimationError, match="array 'x'"):
-        maskers(2)[0].mask("x", np.array([np.iinfo(np.int64).min]), 0)
+        mask_one(maskers(2)[0], "x", np.array([np.iinfo(np.int64).min]), 0)
 
 
 def resolution(encoding):
@@ -336,7 +343,7 @@ def test_an_encoding_is_made_for_a_bound(bound, n_sites):
 
 
 def test_a_sum_without_one_site_is_noticed():
-    sent = [s.mask("x", np.ones(4), 0) for s in maskers(4)]
+    sent = [mask_one(s, "x", np.ones(4), 0) for s in maskers(4)]
     for wrong in (sent[:3], [*sent, sent[0]], [*sent[:3], sent[0]], [sent[0]]):
         with pytest.raises(SecurityError, match="array 'x': its masks did not cancel"):
             unmask_sum("x", wrong)
@@ -345,14 +352,14 @@ def test_a_sum_without_one_site_is_noticed():
 @pytest.mark.parametrize("other", [{"round_number": 1}, {"name": "y"}], ids=str)
 def test_a_site_in_another_round_or_array_is_noticed(other):
     sites = maskers(3)
-    sent = [s.mask("x", np.ones(4), 0) for s in sites[:2]]
-    sent.append(sites[2].mask(**({"name": "x", "values": np.ones(4), "round_number": 0} | other)))
+    sent = [mask_one(s, "x", np.ones(4), 0) for s in sites[:2]]
+    sent.append(mask_one(sites[2], **({"name": "x", "values": np.ones(4), "round_number": 0} | other)))
     with pytest.raises(SecurityError, match="did not cancel"):
         unmask_sum("x", sent)
 
 
 def test_a_site_with_the_keys_of_another_session_is_noticed():
-    sent = [s.mask("x", np.ones(4), 0) for s in (*maskers(3)[:2], maskers(3, "fit 2")[2])]
+    sent = [mask_one(s, "x", np.ones(4), 0) for s in (*maskers(3)[:2], maskers(3, "fit 2")[2])]
     with pytest.raises(SecurityError, match="did not cancel"):
         unmask_sum("x", sent)
 
@@ -388,13 +395,13 @@ def test_what_is_no_masked_array_is_a_named_error(parts, encoding):
 )
 def test_types_that_are_not_carried_are_a_named_error(values, encoding):
     with pytest.raises(MessageError, match="array 'x' is of type"):
-        maskers(2)[0].mask("x", values, 0, encoding)
+        mask_one(maskers(2)[0], "x", values, 0, encoding)
 
 
 def test_an_array_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(masks, "MOST_WORDS", 10)
     with pytest.raises(MessageError, match="at most 5 are masked"):
-        maskers(2)[0].mask("x", np.zeros(6), 0)
+        mask_one(maskers(2)[0], "x", np.zeros(6), 0)
 
 
 def test_two_sites_hide_nothing_from_each_other():
@@ -439,7 +446,7 @@ def test_a_logistic_regression_from_masked_sums_is_the_pooled_one(columns):
         sent = [[], []]
         for site, i in zip(sites, rows, strict=True):
             for kept, name, x in zip(sent, ("score", "information"), sums(X[i], y[i], beta), strict=True):
-                kept.append(site.mask(name, x, round_number))
+                kept.append(mask_one(site, name, x, round_number))
         return [unmask_sum(name, kept) for name, kept in zip(("score", "information"), sent, strict=True)]
 
     def unmasked(beta, round_number):

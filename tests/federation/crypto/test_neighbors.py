@@ -130,7 +130,10 @@ def test_masks_with_neighbors_cancel_over_all():
     maskers = [Masker(met(agreements, keys, announced, name)) for name in NAMES]
     assert all(masker.sites == NAMES and len(masker._keys) == 2 * neighbor_reach(20) for masker in maskers)
     parts = np.random.default_rng(4).normal(size=(20, 5))
-    sent = [one.mask("x", part, 0) for one, part in zip(maskers, parts, strict=True)]
+    sent = [
+        one.mask_all({"x": part}, 0, {"x": encoding_of(part)})["x"]
+        for one, part in zip(maskers, parts, strict=True)
+    ]
     np.testing.assert_allclose(unmask_sums({"x": sent})["x"], parts.sum(axis=0), rtol=1e-14)
     with pytest.raises(SecurityError, match="did not cancel"):
         unmask_sums({"x": sent[1:]})["x"]
