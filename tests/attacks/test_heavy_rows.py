@@ -103,7 +103,7 @@ def test_no_sum_leaves_of_a_column_of_which_one_row_is_nearly_all(model, case):
     term = OPEN_BUT_STRICT[case]
     for policy in (Policy.open(), replace(SHARED, max_share=1.0)):
         assert error(model, term, policy) < 0.2
-    with refused_for("largest share", "Registry"):
+    with refused_for("largest share", site="Registry"):
         error(model, term, SHARED)
 
 
@@ -111,7 +111,7 @@ def test_no_sum_leaves_of_a_column_of_which_one_row_is_nearly_all(model, case):
 def test_nor_of_such_a_response(model):
     frames = study()
     partition = fs.ClientPartition.from_frames(frames, on="k", policy="strict")
-    with refused_for("largest share", "Bank"):
+    with refused_for("largest share", site="Bank"):
         MODELS[model].from_formula("exp(v) ~ x + z + w", partition).fit()
 
 
@@ -144,7 +144,7 @@ def in_a_pattern(policy):
 def test_a_row_is_not_all_of_a_column_in_a_released_pattern():
     for policy in (Policy.open(), replace(SHARED, max_share=1.0)):
         assert in_a_pattern(policy) < 0.2
-    with refused_for("largest share", "Registry"):
+    with refused_for("largest share", site="Registry"):
         in_a_pattern(SHARED)
 
 
@@ -223,7 +223,7 @@ def one_large_row(policy):
 def test_a_row_is_not_all_of_a_column_of_a_site():
     found, truth = one_large_row("open")
     assert abs(found - truth) < 0.3
-    with refused_for("largest share", "S2"):
+    with refused_for("largest share", site="S2"):
         one_large_row("strict")
     found, truth = one_large_row(Policy.strict(max_share=1.0, formulas="any"))
     assert abs(found - truth) < 0.3

@@ -56,7 +56,7 @@ def level_of_one(policy):
 
 def test_two_fits_do_not_reveal_the_level_of_one_row():
     assert level_of_one("open") == {"a": 5, "b": 1, "c": 0}
-    with refused_for("differencing", "A"):
+    with refused_for("differencing", site="A"):
         level_of_one("strict")
 
 

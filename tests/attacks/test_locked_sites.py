@@ -84,7 +84,7 @@ def test_what_a_request_adds_to_the_level_is_still_refused():
     frame.loc[frame.index[frame["site"] == "B"][:2], "y"] = np.nan
     other = fs.ClientPartition.from_frame(frame, by="site", policy="strict")
     fs.FederatedOLS.from_formula("age ~ 1", other).fit()
-    with refused_for("differencing", "B"):
+    with refused_for("differencing", site="B"):
         least_squares(other)
 
 

@@ -322,7 +322,7 @@ def test_shares_of_latent_classes_are_judged_as_the_sums_that_they_are(rare, ref
     partition = fs.ClientPartition.from_frames(frames, on="id")
     quick = {**QUICK, "select": None}
     if refused:
-        with refused_for("minimum rows per level", "A"):
+        with refused_for("minimum rows per level", site="A"):
             fs.M2SEM(partition, 2, 0).fit(**quick)
         assert fs.M2SEM(partition, 2, 1).fit(**quick).n_clusters == 2
         partition = fs.ClientPartition.from_frames(frames, on="id", policy=fs.Policy(min_level_count=2))

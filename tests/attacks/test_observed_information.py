@@ -87,7 +87,7 @@ def test_the_only_row_of_a_level_with_an_outcome_is_not_revealed(link):
         request(frame, fs.Policy.strict(products="any"), family), family, outcome, 1.0 - outcome
     )
     np.testing.assert_allclose(products[1, 1:], [1.0, frame["z"][person]], rtol=1e-9)
-    with refused_for("rows behind a product", "A"):
+    with refused_for("rows behind a product", site="A"):
         request(frame, fs.Policy.strict(), family)
 
 

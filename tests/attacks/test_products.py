@@ -166,7 +166,7 @@ def test_groups_of_two_products_do_not_differ_by_a_row():
     other = (other - other.mean(0)) / other.std(0)
     found = row_from_products_that_differ("open")
     np.testing.assert_allclose(found, np.outer(TRUTH[N // G], other[N // G]), atol=1e-6)
-    with refused_for("differencing", "A"):
+    with refused_for("differencing", site="A"):
         row_from_products_that_differ(
             fs.Policy.strict(order="any", dealer="any", discrete="any", max_share=1.0, products="any")
         )

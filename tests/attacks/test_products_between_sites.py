@@ -156,7 +156,7 @@ def test_two_fits_whose_columns_differ_in_few_rows(without):
     fs.VFEMRegression.from_formula("y ~ a + income", partition).fit(cov_type="none")
     model = fs.VFEMRegression.from_formula("y ~ less + income", partition)
     if without < 3:
-        with refused_for("rows behind a product", "Court"):
+        with refused_for("rows behind a product", site="Court"):
             model.fit(cov_type="none")
     else:
         assert np.isfinite(model.fit(cov_type="none").params).all()

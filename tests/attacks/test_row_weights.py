@@ -92,7 +92,7 @@ ALONE = {
 @pytest.mark.parametrize("request_", ALONE.values(), ids=ALONE)
 def test_the_sums_of_one_request_single_out_nobody(request_):
     assert request_(sites("open")) is not None
-    with refused_for(RULE):
+    with refused_for(RULE, "differencing"):
         request_(sites())
 
 
@@ -122,7 +122,7 @@ def test_sums_of_two_requests_single_out_nobody(pair):
     first, second = pair
     partition = sites()
     first(partition)
-    with refused_for(RULE):
+    with refused_for(RULE, "differencing"):
         second(partition)
     second(sites())
     # What was answered is answered again.

@@ -173,7 +173,7 @@ def test_columns_of_two_fits_differ_for_no_single_person(pair):
     for first, second in (pair, pair[::-1]):
         partition = rows()
         fitted(partition, first)
-        with refused_for(RULE):
+        with refused_for(RULE, "differencing"):
             fitted(partition, second)
     gap = rows("without")
     for formula in pair:

@@ -45,7 +45,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     find_cleared,
     find_isolated,
 )
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
     "Fit both models on the same rows: the argument complete of one takes the columns of the other"
@@ -81,55 +81,26 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
 
 
 def check_level_difference(data: SiteData, state: State, fact: facts.LevelsRequested) -> None:
-    """Refuse sums by level over rows that differ by a few rows of one level; otherwise remember them.
-
-    A level within rows is a group. Columns are checked one by one: the rows that share a level of each of two
-    columns are often few, and no sum is over these alone.
+    """Refuse counts of levels that, with earlier sums, single out few rows; otherwise remember them.
 
     Raises
     ------
     PolicyError
         As :func:`check_row_difference`.
     """
-    released = data.memory.released
-    if data.policy.remember != "all" or released is None:
+    if data.policy.remember != "all" or data.memory.released is None:
         return
-    for name, values in fact.levels.items():
-        # digests, because the list of levels may differ from one request to the next, and rows may go
-        digests = np.array([0, *(_level_digest(value, data.mark_key) for value in values)], dtype=np.uint32)
-        index = pd.Index(list(values), dtype=object)
-        chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
-        code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
-        new = np.zeros((len(released.cells), 1), dtype=np.uint32)
-        new[: len(code), 0] = np.where(fact.used[: len(code)], digests[code + 1], 0)
-        earlier = released.levels.get(name, new[:, :0])
-        if (earlier == new).all(axis=0).any():
-            continue
-        after = released
-        for column in earlier.T:
-            after = _with_levels(after, column)
-        known, after = len(after.basis), _with_levels(after, new[:, 0])
-        if after.fewest_isolated(min(data.policy.min_level_count, data.min_count), known):
-            raise PolicyError.of_rule(
-                "differencing",
-                data.name,
-                f"refuses rows that differ in fewer than {data.policy.min_level_count} rows of a level of "
-                f"column '{name}' from those of earlier releases: the difference would disclose these rows. "
-                f"{SAME_ROWS_REMEDY}",
-            )
-        levels = {**released.levels, name: np.hstack([earlier, new])}
-        data.memory.released = released = replace(released, levels=levels)
 
+    def express(made: Expressions) -> Expressed:
+        sums: list[tuple[Polynomial, str]] = []
+        for name, values in fact.levels.items():
+            index = pd.Index(list(values), dtype=object)
+            chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
+            code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
+            sums += summed_groups(made, np.where(fact.used, code, -1), f"levels of '{name}'").sums
+        return Expressed(sums)
 
-def _with_levels(released: ReleasedGroups, digests: Array) -> ReleasedGroups:
-    """Return the history after sums by level; (n_rows,) digests, 0 for rows in no sum."""
-    return released.with_groups(np.unique(np.append(digests, 0), return_inverse=True)[1][:-1] - 1)
-
-
-def _level_digest(level: object, secret: bytes) -> int:
-    """Digest a level to 32 bits above zero, so that the history keeps levels of rows that are gone."""
-    digest = hashlib.blake2b(str(level).encode(), digest_size=4, key=secret).digest()
-    return int.from_bytes(digest, "big") or 1
+    check_sums(data, express, SAME_ROWS_REMEDY, "differencing")
 
 
 def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> None:
@@ -537,6 +508,7 @@ def check_sums(
     data: SiteData,
     express: Callable[[Expressions], Expressed],
     remedy: str,
+    rule: str = "rows behind a product",
 ) -> None:
     """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
 
@@ -544,7 +516,8 @@ def check_sums(
     ----------
     express : callable
         Returns what is summed, by the patterns and atoms of the history.
-    remedy : str
+    remedy, rule : str
+        Of a refusal. An owner who does not count the rows of products still compares counts of rows.
 
     Raises
     ------
@@ -552,7 +525,7 @@ def check_sums(
         Names the columns, the rule and a remedy.
     """
     few, memory = data.policy.min_level_count - 1, data.memory
-    if data.policy.products == "any" or few < 1:
+    if few < 1 or (data.policy.products == "any" and rule == "rows behind a product"):
         return
     remembered = data.policy.remember == "all"
     released = memory.released if remembered and memory.released is not None else None
@@ -569,7 +542,7 @@ def check_sums(
         return
     persons = released.persons
     cleared = find_cleared(whole, first, few, persons)
-    require_rows(data, after, first, sums, remedy, persons, cleared=cleared)
+    require_rows(data, after, first, sums, remedy, persons, cleared=cleared, rule=rule)
     if counts:
         own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
         tolerated = {k for k, one in enumerate(whole.sums) if frozenset(one.items()) in own}
@@ -589,6 +562,7 @@ def require_rows(
     persons: Ints | None,
     tolerated: Collection[int] = (),
     cleared: Collection[Quantity] = (),
+    rule: str = "rows behind a product",
 ) -> None:
     """Refuse sums, those from `first` on, that single out few rows."""
     few = data.policy.min_level_count - 1
@@ -598,7 +572,7 @@ def require_rows(
     names = {frozenset(one.items()): name for one, name in named}
     involved = dict.fromkeys(names[frozenset(after.sums[k].items())] for k in isolated)
     raise PolicyError.of_rule(
-        "rows behind a product",
+        rule,
         data.name,
         "refuses sums that, combined with each other or with those of earlier releases, single out fewer "
         f"than {few + 1} rows: {', '.join(involved)}. {remedy}",

@@ -14,7 +14,6 @@ divisions and not with the number of releases: 10,000 unions of 60 patterns are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +21,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
-from fedstat.federation.disclosure.weight_spaces import WeightSpaces
+from fedstat.federation.disclosure.weight_spaces import Expressions, WeightSpaces
 from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
@@ -61,8 +60,6 @@ class ReleasedGroups:
         Weights from outside under which estimates were released.
     spaces : WeightSpaces
         What was summed over rows, as weights times quantities.
-    levels : mapping of str to (n_rows, s) array of uint32
-        Digests of the levels of a column by which sums were released, 0 for rows that were in none of them.
     persons : (n_rows,) array of int, optional
         Person of every row, if some have several versions.
     sets : (n_rows,) array of int
@@ -73,7 +70,6 @@ class ReleasedGroups:
     basis: Bools
     weights: Floats
     spaces: WeightSpaces
-    levels: Mapping[str, Array] = field(default_factory=dict)
     persons: Ints | None = None
     sets: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -145,16 +141,11 @@ class ReleasedGroups:
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
-        there = (places >= 0)[:, None]
-        weights, sets, *coded = (
-            np.concatenate([np.where(there, held[places], held.dtype.type(0)), held[gone]])
-            if len(held)
-            else np.zeros((len(places), held.shape[1]), dtype=held.dtype)
-            for held in (self.weights, self.sets[:, None], *self.levels.values())
-        )
-        levels = dict(zip(self.levels, coded, strict=True))
+        before = np.append(places, gone)  # -1 for new rows
+        weights = np.concatenate([self.weights, np.zeros((1, self.weights.shape[1]))])[before]
+        sets = np.append(self.sets, 0)[before]
         cells, spaces = np.concatenate([here, self.cells[gone]]), self.spaces.carried(places, gone)
-        return ReleasedGroups(cells, basis, weights, spaces, levels, sets=sets[:, 0]), gone
+        return ReleasedGroups(cells, basis, weights, spaces, sets=sets), gone
 
     def fewest_isolated(self, min_count: int, known: int = 0) -> int:
         """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
@@ -212,12 +203,7 @@ class ReleasedGroups:
         reported["sets"] = self.sets.astype(np.int32)
         if self.weights.size:
             reported["weights"] = self.weights
-        reported |= self.spaces.to_arrays()
-        if self.levels:
-            names = [name for name, held in self.levels.items() for _ in range(held.shape[1])]
-            reported["levels"] = np.hstack([*self.levels.values()])
-            reported["level names"] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
-        return reported
+        return reported | self.spaces.to_arrays()
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
@@ -234,18 +220,12 @@ class ReleasedGroups:
         if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
             raise ValueError("the release history is not complete")
         spaces = WeightSpaces.from_arrays(arrays, len(cells))
-        codes = np.asarray(arrays.get("levels", np.zeros((len(cells), 0))), dtype=np.uint32)
-        names = json.loads(arrays["level names"].tobytes()) if "level names" in arrays else []
-        if codes.shape != (len(cells), len(names)):
-            raise ValueError("the release history is not complete")
-        owner = np.array(names)
-        levels = {name: codes[:, owner == name] for name in dict.fromkeys(names)}
         # Before classes were stored, rows in the same groups were together in all analyses.
         together: Bools = np.asarray(basis.any(axis=0))
         sets = arrays["sets"] if "sets" in arrays else np.where(together[cells], cells + 1, 0)
         if sets.shape != cells.shape or sets.min(initial=0) < 0:
             raise ValueError("the release history is not complete")
-        return cls(cells, basis, weights, spaces, levels, sets=np.asarray(sets, dtype=np.int64))
+        return cls(cells, basis, weights, spaces, sets=np.asarray(sets, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -383,10 +363,22 @@ def _separate_patterns(arrays: dict[str, Array], table: Table) -> dict[str, Arra
     return arrays
 
 
+def _count_levels(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 3: digests of the levels by which rows were summed, (n, s), become counts of these rows."""
+    levels = arrays.pop("levels", np.zeros((0, 0), dtype=np.uint32))
+    arrays.pop("level names", None)
+    if levels.size:
+        made = Expressions(WeightSpaces.from_arrays(arrays, len(levels)))
+        counts = [made.rows(one == level) for one in levels.T for level in np.unique(one[one > 0])]
+        arrays |= made.result().with_sums(counts).to_arrays()
+    return arrays
+
+
 CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {
     0: _name_mark_form,
     1: _express_columns,
     2: _separate_patterns,
+    3: _count_levels,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""
 

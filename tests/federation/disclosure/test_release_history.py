@@ -323,3 +323,18 @@ def test_a_history_of_the_second_format_keeps_its_sums():
     found = WeightSpaces.from_arrays(arrays, len(weights))
     assert is_converted and [one.digest for one in found.patterns] == [one.digest for one in spaces.patterns]
     assert found.sums == spaces.sums
+
+
+def test_a_history_of_the_third_format_counts_its_levels():
+    """Digests of levels by which rows were summed; a row of the last level is gone since."""
+    levels = np.array([[5, 5, 5, 9, 9, 9, 0, 9], [7, 7, 7, 7, 0, 0, 0, 0]], dtype=np.uint32).T
+    arrays = {"levels": levels, "level names": np.frombuffer(b'["g", "g"]', dtype=np.uint8)}
+    arrays["format"] = np.frombuffer(b'{"format": 3, "written_by": "1"}', dtype=np.uint8)
+    found, is_converted = convert_history(arrays, FrameTable(pd.DataFrame({"x": np.zeros(7)})))
+    spaces = WeightSpaces.from_arrays(found, len(levels))
+    counts = [spaces.patterns[p].column for ((p,), _) in (next(iter(one)) for one in spaces.sums)]
+    assert is_converted and [one.tolist() for one in counts] == [
+        (levels[:, 0] == 5).tolist(),
+        (levels[:, 0] == 9).tolist(),
+        (levels[:, 1] == 7).tolist(),
+    ]
