@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special, stats
 
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -77,6 +77,7 @@ class Discrimination:
     at_most: float = float("nan")
     df: float = float("inf")
 
+    @takes_alpha
     def conf_int(self, alpha: float = 1.0 - LEVEL) -> tuple[float, float]:
         """Return the interval of level 1 - alpha: for the logit of the AUC, with Student's t on `df`.
 
@@ -101,7 +102,6 @@ class Discrimination:
         spread = self.auc * (1.0 - self.auc)
         if not spread > 0.0:
             return self.auc, self.auc
-        check_alpha(alpha)
         half = float(stats.t.isf(alpha / 2.0, self.df)) * self.std_error / spread
         low, high = special.expit(special.logit(self.auc) + np.array([-half, half])).tolist()
         return low, high

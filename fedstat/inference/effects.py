@@ -18,7 +18,7 @@ from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import ModelError, Remedy
 from fedstat.inference.covariance import delta_method
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.hypotheses import DegreesOfFreedom, df_of
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands, plot_coefficients
@@ -213,7 +213,7 @@ class EffectEstimates(DerivedReport):
     >>> found.tidy().round(2)[["term", "contrast", "estimate", "conf_low", "conf_high"]]
       term contrast  estimate  conf_low  conf_high
     0  sex    1 - 0      0.33      0.26        0.4
-    >>> found.summary_frame(alpha=0.05).equals(found.tidy(0.95))
+    >>> found.summary_frame(alpha=0.05).equals(found.tidy())
     True
     >>> found.cov_params().shape, found.estimate.shape, found.std_error.shape
     ((1, 1), (1,), (1,))
@@ -262,12 +262,13 @@ class EffectEstimates(DerivedReport):
         slope = self._words.slope(self._values)
         return pd.DataFrame(self._cov * np.outer(slope, slope))
 
-    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row for each estimate.
 
         Parameters
         ----------
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -276,9 +277,8 @@ class EffectEstimates(DerivedReport):
             means were taken, and values of a grid; then ``estimate``, ``std_error``, for effects also
             ``statistic`` and ``p_value``, ``conf_low``, ``conf_high``.
         """
-        check_alpha(1.0 - conf_level)
         error, df, words = self._errors(), self._df, self._words
-        half = self._adjustment.halves(1.0 - conf_level, df) * error
+        half = self._adjustment.halves(alpha, df) * error
         frame = self._keys.assign(estimate=self.estimate, std_error=self.std_error)
         if np.isfinite(words.null):
             with np.errstate(all="ignore"):
@@ -290,10 +290,12 @@ class EffectEstimates(DerivedReport):
         ends = np.sort([words.turned(self._values + sign * half) for sign in (-1.0, 1.0)], axis=0)
         return frame.assign(conf_low=ends[0], conf_high=ends[1])
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return :meth:`tidy` with confidence 1 - `alpha`, the name that predictions have in statsmodels."""
-        return self.tidy(1.0 - alpha)
+        return self.tidy(alpha)
 
+    @takes_alpha
     def summary(
         self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
     ) -> SheetSummary:
@@ -319,7 +321,7 @@ class EffectEstimates(DerivedReport):
         return out
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
-        frame, keys, words = self.tidy(1.0 - alpha), self._texts(), self._words
+        frame, keys, words = self.tidy(alpha), self._texts(), self._words
         z = "t" if self._student else "z"
         tested = np.isfinite(words.null)
         labels = (z, f"P>|{z}|") if tested else ()
@@ -348,19 +350,20 @@ class EffectEstimates(DerivedReport):
     def __repr__(self) -> str:
         return self.summary().as_text()
 
-    def plot(self, ax: Axes | None = None, *, conf_level: float = 0.95) -> Axes:
+    @takes_alpha
+    def plot(self, ax: Axes | None = None, *, alpha: float = 0.05) -> Axes:
         """Draw the estimates with their intervals: curves along a number of a grid, otherwise points.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
-        conf_level : float
+        alpha : float
 
         Returns
         -------
         matplotlib Axes
         """
-        frame, keys, words = self.tidy(conf_level), self._texts(), self._words
+        frame, keys, words = self.tidy(alpha), self._texts(), self._words
         ends = ["estimate", "conf_low", "conf_high"]
         varies = [str(name) for name in keys if len(set(keys[name])) > 1]
         axes = [name for name in varies if self._is_axis(name)]
@@ -378,12 +381,12 @@ class EffectEstimates(DerivedReport):
                 name: np.array([wide[end][name].to_numpy() for end in ends])
                 for name in dict.fromkeys(curves["label"])
             }
-            title = f"with pointwise {100 * conf_level:g} % intervals"
+            title = f"with pointwise {100 * (1 - alpha):g} % intervals"
             return draw_bands(x, bands, along, words.title, title, ax)
         shown = frame[ends].assign(term=names, site="")
         ratios = words.exponentiate or words.null == 1.0
         return plot_coefficients(
-            shown, ax=ax, title=words.title, conf_level=conf_level, effect=words.estimate, ratios=ratios
+            shown, ax=ax, title=words.title, alpha=alpha, effect=words.estimate, ratios=ratios
         )
 
     def _is_axis(self, name: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
+import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, FedstatWarning, ModelError, warn
@@ -17,6 +20,9 @@ from fedstat.typing import Floats
 # Estimates in the form that every model family returns.
 
 INTERCEPT = "Intercept"
+Method = TypeVar("Method", bound=Callable[..., Any])
+LEVELS = ("conf_level", "level", "confidence", "confidence_level", "conf")
+"""Names of the level of an interval in other packages."""
 UNUSUAL = 0.5
 """Largest alpha that is plausible: above it, the level of an interval was probably meant."""
 
@@ -26,14 +32,37 @@ def check_alpha(alpha: float, what: str = "alpha") -> None:
 
     Raises ModelError; `what` is named in front.
     """
-    if not 0.0 < alpha < 1.0:
-        raise ModelError(f"{what}: expected alpha between 0 and 1, received {alpha}")
+    if not isinstance(alpha, int | float | np.floating) or not 0.0 < alpha < 1.0:
+        raise ModelError(f"{what}: expected alpha between 0 and 1, received {alpha!r}")
     if alpha > UNUSUAL:
         warn(
             f"alpha = {alpha:g} makes intervals of level {1.0 - alpha:.0%}. For a level of {alpha:.0%} write "
             f"alpha={1.0 - alpha:.4g}",
             FedstatWarning,
         )
+
+
+def takes_alpha(method: Method) -> Method:
+    """Check the `alpha` of a public method, which is one minus the level of its intervals.
+
+    An argument with the name that other packages have for the level is a ModelError.
+    """
+    parameters = signature(method).parameters
+    place, usual = list(parameters).index("alpha"), parameters["alpha"].default
+    others = [name for name in LEVELS if name not in parameters]
+
+    @wraps(method)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in others:
+            if name in given:
+                raise ModelError(
+                    f"{method.__name__} has no argument {name!r}: its intervals have the "
+                    "level 1 - alpha, and alpha=0.1 means 90%"
+                )
+        check_alpha(given.get("alpha", args[place] if place < len(args) else usual), method.__name__)
+        return method(*args, **given)
+
+    return cast(Method, checked)
 
 
 class ReceiptLike(Protocol):

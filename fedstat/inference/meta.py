@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError
 from fedstat.inference import meta_analysis
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.heterogeneity import FEW_SITES
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_forest
@@ -244,6 +244,7 @@ def _cell(value: float) -> str:
 Values = Mapping[str, float] | pd.Series | Sequence[float] | Floats
 
 
+@takes_alpha
 def meta(
     estimates: Values,
     errors: Values,
@@ -307,7 +308,6 @@ def meta(
     >>> round(found.common, 3), round(found.common_se, 3)
     (0.472, 0.021)
     """
-    check_alpha(alpha, "meta")
     for what, given in (("method", method), ("test", test), ("prediction", prediction)):
         if given not in meta_analysis.CHOICES[what]:
             listed = ", ".join(map(repr, meta_analysis.CHOICES[what]))

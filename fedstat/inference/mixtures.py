@@ -11,7 +11,6 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import EstimationError
-from fedstat.inference.estimate import check_alpha
 from fedstat.inference.likelihood import bic
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
@@ -185,7 +184,6 @@ class OutsideResults(DerivedReport):
         sources: Iterable[object],
     ) -> None:
         super().__init__(sources)
-        check_alpha(alpha, "outside")
         means, cov = weigh_by_cluster(errors, sums)
         K, C = means.shape
         self.variable, self.site, self.levels, self.alpha = variable, site, tuple(levels), alpha

@@ -80,7 +80,7 @@ def plot_coefficients(
     *,
     ax: Axes | None = None,
     title: str = "Coefficients",
-    conf_level: float = 0.95,
+    alpha: float = 0.05,
     effect: str = "coefficient",
     ratios: bool = False,
 ) -> Axes:
@@ -108,7 +108,7 @@ def plot_coefficients(
     label_x(ax, effect)
     thin_labels(ax)
     known = frame["conf_low"].notna().any()
-    set_headline(ax, title, f"with {100 * conf_level:g} % intervals" if known else "without intervals")
+    set_headline(ax, title, f"with {100 * (1 - alpha):g} % intervals" if known else "without intervals")
     return ax
 
 

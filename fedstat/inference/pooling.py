@@ -12,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import STATEMENTS, DerivedReport, Shown, coefficient_sheet
@@ -119,12 +119,13 @@ class MeanResults(DerivedReport):
         self.tvalues: pd.Series = self.params / self.bse
         self.pvalues = pd.Series(2.0 * stats.t.sf(self.tvalues.abs(), df), self.params.index)
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``: columns 0 and 1, rows by name."""
-        check_alpha(alpha, "conf_int")
         half = stats.t.isf(alpha / 2.0, self.df_resid) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 
+    @takes_alpha
     def summary(
         self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
     ) -> SheetSummary:
@@ -132,9 +133,10 @@ class MeanResults(DerivedReport):
         return self._lay_out(self._sheets(alpha), title, notes)
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
-        yield coefficient_sheet(self.tidy(1.0 - alpha).assign(site=""), self._parts(), True, alpha, "t")
+        yield coefficient_sheet(self.tidy(alpha).assign(site=""), self._parts(), True, alpha, "t")
 
-    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row for each coefficient, with broom's names.
 
         Returns
@@ -142,7 +144,7 @@ class MeanResults(DerivedReport):
         DataFrame
             ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``.
         """
-        limits = self.conf_int(1.0 - conf_level)
+        limits = self.conf_int(alpha)
         columns = (self.params, self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
         return pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("term").reset_index()
 
@@ -272,6 +274,7 @@ class PooledResults(MeanResults):
         D1 = float(d @ np.linalg.solve(within, d)) / (k * (1.0 + r))
         return HypothesisTest(F=D1, df_num=k, df_denom=denominator(k, m, r, self.df_complete))
 
+    @takes_alpha
     def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row per coefficient, with the columns of mice's ``pool`` and its summary.
 

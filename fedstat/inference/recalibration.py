@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import solve_positive
@@ -88,6 +88,7 @@ class Recalibration:
         """P-value of the likelihood ratio against intercept 0 and slope 1."""
         return float(stats.chi2.sf(self.statistic, 2))
 
+    @takes_alpha
     def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Index "in the large", "slope", "intercept".
 
@@ -107,7 +108,6 @@ class Recalibration:
         coef = np.array([self.in_the_large, self.slope, self.intercept])
         error = np.array([self.large[1], *np.sqrt(np.diag(self.cov))[::-1]])
         expected = np.array([0.0, 1.0, 0.0])
-        check_alpha(alpha)
         half = float(stats.norm.isf(alpha / 2.0)) * error
         return pd.DataFrame(
             {

@@ -105,7 +105,7 @@ class SurvivalCounts:
         return after if self.at_ends is None else np.asarray(after + self.at_ends)
 
 
-def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> list[pd.DataFrame]:
+def product_limit(counts: SurvivalCounts, alpha: float, conf_type: str) -> list[pd.DataFrame]:
     """Estimate the survival function of each group, with Greenwood's errors (Kaplan and Meier 1958).
 
     Events are divided by :attr:`SurvivalCounts.at_risk`, and errors are from
@@ -122,7 +122,7 @@ def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> 
             survival = np.asarray(np.cumprod(np.where(known, 1.0 - d / n, np.nan)), dtype=np.float64)
             # Infinite when no row survives.
             se = np.sqrt(np.cumsum(np.where(known, variance, np.nan)))
-            low, high = share_interval(survival, se, conf_level, conf_type)
+            low, high = share_interval(survival, se, alpha, conf_type)
             greenwood = survival * se
         certain = survival == 1.0
         gone = survival == 0.0
@@ -135,7 +135,7 @@ def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> 
                 "n_censor": c,
                 "survival": survival,
                 "std_error": np.where(gone, np.nan, greenwood),
-                "conf_low": np.where(certain, no_event_limit(start, conf_level), np.where(gone, np.nan, low)),
+                "conf_low": np.where(certain, no_event_limit(start, alpha), np.where(gone, np.nan, low)),
                 "conf_high": np.where(certain, 1.0, np.where(gone, np.nan, high)),
             }
         )
@@ -143,16 +143,14 @@ def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> 
     return out
 
 
-def no_event_limit(n: Floats, conf_level: float) -> Floats:
+def no_event_limit(n: Floats, alpha: float) -> Floats:
     """Return the lower limit of a share of n rows (J,) that all have (Clopper and Pearson 1934)."""
-    return np.asarray(((1.0 - conf_level) / 2.0) ** (1.0 / np.maximum(n, 1.0)))
+    return np.asarray((alpha / 2.0) ** (1.0 / np.maximum(n, 1.0)))
 
 
-def share_interval(
-    share: Floats, log_error: Floats, conf_level: float, conf_type: str
-) -> tuple[Floats, Floats]:
+def share_interval(share: Floats, log_error: Floats, alpha: float, conf_type: str) -> tuple[Floats, Floats]:
     """Return the limits of an interval of shares (J,), from the standard errors of their logarithms."""
-    z = float(stats.norm.isf((1.0 - conf_level) / 2.0))
+    z = float(stats.norm.isf(alpha / 2.0))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if conf_type == "log-log":
             half = z * log_error / np.abs(np.log(share))
@@ -343,7 +341,7 @@ def log_rank(events: Floats, at_risk: Floats, rho: float = 0.0, gamma: float = 0
 
 
 def cumulative_incidence(
-    counts: SurvivalCounts, causes: Floats, conf_level: float, conf_type: str
+    counts: SurvivalCounts, causes: Floats, alpha: float, conf_type: str
 ) -> list[list[pd.DataFrame]]:
     """Estimate the cumulative incidence of each event in each group (Aalen and Johansen 1978).
 
@@ -356,7 +354,7 @@ def cumulative_incidence(
         Of events of any kind.
     causes : (G, J, C) array
         Rows with each event.
-    conf_level : float
+    alpha : float
     conf_type : str
         One of :data:`CONFIDENCE`.
 
@@ -392,12 +390,12 @@ def cumulative_incidence(
             error = np.sqrt(np.maximum(share**2 * U - 2.0 * share * UF + W, 0.0))
             none = share <= 0.0
             relative = np.divide(error, share, out=np.zeros_like(error), where=~none)
-            low, high = share_interval(np.where(none, 0.5, share), relative, conf_level, conf_type)
+            low, high = share_interval(np.where(none, 0.5, share), relative, alpha, conf_type)
             frame = {"time": times, "n_risk": at_end, "n_start": start, "n_event": k, "incidence": share}
             limits = {
                 "std_error": error,
                 "conf_low": np.where(none, 0.0, low),
-                "conf_high": np.where(none, 1.0 - no_event_limit(start, conf_level), high),
+                "conf_high": np.where(none, 1.0 - no_event_limit(start, alpha), high),
             }
             frames.append(pd.DataFrame(frame | limits))
         out.append(frames)

@@ -13,7 +13,7 @@ from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.design.derivatives import Direction
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.covariance import delta_method
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import STATEMENTS, DerivedReport, Shown
 from fedstat.inference.tables import Sheet, SheetSummary, number
@@ -256,12 +256,13 @@ class MarginalEffects(DerivedReport):
             2.0 * self._test_distribution.sf(np.abs(self.tvalues.to_numpy())), index=self.margeff.index
         )
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``: column 0 the lower, column 1 the upper limit."""
-        check_alpha(alpha)
         half = self._test_distribution.isf(alpha / 2.0) * self.margeff_se
         return pd.DataFrame({0: self.margeff - half, 1: self.margeff + half})
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Table with statsmodels' columns, a row for each column of the design."""
         z = "t" if self._student else "z"
@@ -277,13 +278,15 @@ class MarginalEffects(DerivedReport):
             }
         )
 
+    @takes_alpha
     def summary(
         self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
     ) -> SheetSummary:
         """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""
         return self._lay_out(self._sheets(alpha), title, notes)
 
-    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row for each column of the design, with broom's names.
 
         Returns
@@ -291,7 +294,7 @@ class MarginalEffects(DerivedReport):
         DataFrame
             ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``.
         """
-        frame = self.summary_frame(1.0 - conf_level).set_axis(STATEMENTS, axis=1)
+        frame = self.summary_frame(alpha).set_axis(STATEMENTS, axis=1)
         return frame.rename_axis("term").reset_index()
 
     def _glance(self) -> dict[str, str]:

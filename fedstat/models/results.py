@@ -21,7 +21,7 @@ from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.message import pack, unpack
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike, check_alpha
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike, takes_alpha
 from fedstat.inference.hypotheses import (
     Constraints,
     DegreesOfFreedom,
@@ -419,6 +419,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         # The usual error; or that of a property, which Python would hide.
         return object.__getattribute__(self, name)
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
 
@@ -433,7 +434,6 @@ class CoefficientResults(EffectStatements, Results[Any]):
         DataFrame
             Rows by name; column 0 the lower, column 1 the upper limit.
         """
-        check_alpha(alpha, "conf_int")
         half = self._test_distribution.isf(alpha / 2.0) * self.bse
         limits = pd.DataFrame({0: self.params - half, 1: self.params + half})
         return limits.iloc[self._positions(cols)]
@@ -578,6 +578,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         """How the covariance was estimated."""
         return self.estimate.cov_type
 
+    @takes_alpha
     def ratios(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return exponentials of the coefficients that are ratios, with intervals of level ``1 - alpha``.
 
@@ -616,6 +617,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         kept = [not {name, term} & {*constants} for name, term in zip(est.names, est.terms, strict=True)]
         return pd.DataFrame(exponentials(frame[kept]))
 
+    @takes_alpha
     def odds_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return odds ratios with intervals of level ``1 - alpha``; see :meth:`ratios`.
 
@@ -714,6 +716,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
             found.statistic = np.atleast_2d(found.statistic)
         return found
 
+    @takes_alpha
     def t_test_pairwise(
         self,
         term_name: str,
@@ -903,12 +906,13 @@ class CoefficientResults(EffectStatements, Results[Any]):
 
     # -- tables and pictures ---------------------------------------------------------------------
 
-    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, exponentiate: bool = False) -> pd.DataFrame:
         """One row per coefficient, in the order of the design.
 
         Parameters
         ----------
-        conf_level : float
+        alpha : float
         exponentiate : bool
             Give ``estimate`` and its limits as exponentials, such as odds ratios; ``std_error`` and
             ``statistic`` stay those of the coefficients.
@@ -931,11 +935,11 @@ class CoefficientResults(EffectStatements, Results[Any]):
         1        age      1.06      1.05       1.08
         2        sex      4.41      3.06       6.38
         """
-        frame = self._coefficients(conf_level)
+        frame = self._coefficients(alpha)
         frame = frame if frame["site"].any() else frame.drop(columns="site")
         return _exponentials(frame) if exponentiate else frame
 
-    def _coefficients(self, conf_level: float) -> pd.DataFrame:
+    def _coefficients(self, alpha: float) -> pd.DataFrame:
         """Return the columns of :meth:`tidy`, with an empty ``site`` where there is none."""
         est = self.estimate
         names = {"term": est.names, "site": est.sites}
@@ -945,7 +949,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
             frame = pd.DataFrame(columns | dict.fromkeys(STATEMENTS[1:], np.nan))
             frame.attrs["note"] = self._reason("cov_params")
             return frame
-        limits = self.conf_int(1.0 - conf_level)
+        limits = self.conf_int(alpha)
         found = (self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
         statements = zip(STATEMENTS[1:], found, strict=True)
         return pd.DataFrame(columns | {name: column.to_numpy() for name, column in statements})
@@ -969,6 +973,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         """
         return super().glance()
 
+    @takes_alpha
     def summary(
         self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
     ) -> SheetSummary:
@@ -1003,7 +1008,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
 
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         inference, z = self.estimate.cov is not None, "t" if self.use_t else "z"
-        frame = self._coefficients(1.0 - alpha)
+        frame = self._coefficients(alpha)
         about = {
             block.site: f"{block.entities:,} {self._unit}, {100 * block.missing:.2f} % missing"
             for block in self.estimate.blocks
@@ -1014,11 +1019,12 @@ class CoefficientResults(EffectStatements, Results[Any]):
     def _site_sheet(self) -> Sheet:
         return coefficient_block_sheet(self.estimate.blocks)
 
+    @takes_alpha
     def plot_coefficients(
         self,
         ax: Axes | None = None,
         *,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
         intercept: bool = False,
         exponentiate: bool = False,
         standardized: bool | Mapping[str, float] = False,
@@ -1029,7 +1035,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         Parameters
         ----------
         ax : matplotlib Axes, optional
-        conf_level : float
+        alpha : float
         intercept : bool
             Whether to draw it; it is on another scale than the rest as a rule.
         exponentiate : bool
@@ -1051,7 +1057,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         ModelError
             The mapping lacks a coefficient that is drawn.
         """
-        frame = self._coefficients(conf_level)
+        frame = self._coefficients(alpha)
         if not intercept:
             frame = frame[~frame["term"].isin(self._constants())]
         if selected:
@@ -1076,7 +1082,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
             frame,
             ax=ax,
             title=ratios if exponentiate else title,
-            conf_level=conf_level,
+            alpha=alpha,
             effect=ratio if exponentiate else effect,
             ratios=exponentiate,
         )

@@ -15,7 +15,8 @@ from contracts.over_families import over_families
 from numpy.testing import assert_allclose
 
 import fedstat as fs
-from fedstat.errors import FedstatError
+from fedstat.errors import FedstatError, ModelError
+from fedstat.inference.estimate import LEVELS
 from fedstat.inference.summary import SEVERITIES, Note, Report, critical_notes
 from fedstat.models.results import CoefficientResults, Results
 
@@ -255,3 +256,27 @@ def test_results_of_several_fits_carry_their_critical_notes():
     assert critical_notes(fs.pool(fits)) == [PLANTED]  # once, from however many sources
     text = fs.compare({"first": fits[0], "second": fits[1]}).as_text()
     assert text.startswith("*** first: PLANTED ***")
+
+
+def calls_with(argument):
+    """Public methods of results, and public functions, that have an argument, by name."""
+    kinds = [getattr(fs.results, name) for name in fs.results.__all__]
+    found = {name: getattr(fs, name) for name in fs.__all__ if inspect.isfunction(getattr(fs, name))}
+    for kind in filter(inspect.isclass, kinds):
+        members = inspect.getmembers(kind, inspect.isfunction)
+        found |= {call.__qualname__: call for name, call in members if not name.startswith("_")}
+    of_package = {name: call for name, call in found.items() if call.__module__.startswith("fedstat")}
+    return {name: call for name, call in of_package.items() if argument in inspect.signature(call).parameters}
+
+
+def test_levels_of_intervals_are_one_minus_alpha():
+    calls = calls_with("alpha")
+    assert len(calls) > 60
+    for name, call in calls.items():
+        for other in ("conf_level", "level"):
+            with pytest.raises(ModelError, match=f"no argument '{other}'.* alpha=0.1 means 90%"):
+                call(**{other: 0.9})
+        with pytest.raises(ModelError, match="expected alpha between 0 and 1, received 95"):
+            call(alpha=95)
+        assert inspect.signature(call).parameters["alpha"].default < 0.5, name
+    assert not [name for level in LEVELS for name in calls_with(level)]

@@ -51,7 +51,7 @@ def test_criteria_count_the_parameters_that_the_family_counts(make, reference):
 
 
 def test_tidy_is_the_summary_frame(result, reference):
-    tidy = result.tidy(0.9)
+    tidy = result.tidy(0.1)
     assert list(tidy["term"]) == list(reference.params.index)
     limits = reference.conf_int(0.1)
     expected = [reference.params, reference.bse, reference.tvalues, reference.pvalues, limits[0], limits[1]]

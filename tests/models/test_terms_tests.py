@@ -131,7 +131,7 @@ RATIOS = {
 def test_ratios_are_exponentials_without_constants(name):
     kind, formula, settings = RATIOS[name]
     fit = getattr(fs, kind).from_formula(formula, sites(), **settings).fit()
-    found, expected = fit.ratios(0.1), fit.tidy(0.9, exponentiate=True).set_index("term").loc[["age", "sex"]]
+    found, expected = fit.ratios(0.1), fit.tidy(0.1, exponentiate=True).set_index("term").loc[["age", "sex"]]
     assert found.columns.tolist() == [name, "conf_low", "conf_high"]
     np.testing.assert_allclose(found, expected[["estimate", "conf_low", "conf_high"]], rtol=1e-12)
     if name == "odds_ratio":

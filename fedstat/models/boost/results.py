@@ -339,12 +339,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         """
         return effect_frame(self._record, self._place(learner), self._followed[1])
 
-    def predict(
-        self,
-        new: HeldRows,
-        which: Literal["mean", "linear"] = "mean",
-        interval: float | None = None,
-    ) -> pd.DataFrame | pd.Series:
+    def predict(self, new: HeldRows, which: Literal["mean", "linear"] = "mean") -> pd.DataFrame | pd.Series:
         """Predict the response of the analyst's own rows, with the columns of the sites.
 
         Parameters
@@ -353,23 +348,32 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         which : {"mean", "linear"}
             The mean, or for a family the predictor on the scale of its link; without a family both are the
             same.
-        interval : float, optional
-            Level of intervals, such as .95. A boosted fit has none: the intervals are those of :meth:`refit`
-            for the selected learners, conditional on the selection, around the refit's prediction.
 
         Returns
         -------
         DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN if a
-        value is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``: ``mean``, its
-        interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
+        value is missing.
         """
-        if interval is not None:
-            if not 0.0 < interval < 1.0:
-                raise ModelError(f"interval: expected a level between 0 and 1, received {interval!r}")
-            return self.refit().get_prediction(new).summary_frame(alpha=1.0 - interval)
         check_choice("which", which, ("mean", "linear"))
         linear = predict_boosted(self._record, self._followed[1], self.offset, new)
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
+
+    def get_prediction(self, new: HeldRows) -> BoostPrediction:
+        """Predict with standard errors and intervals, which a boosted fit has not: those of its refit.
+
+        They are the prediction of :meth:`refit` for the selected learners, conditional on the selection.
+
+        Parameters
+        ----------
+        new : DataFrame
+
+        Returns
+        -------
+        BoostPrediction
+            Its ``summary_frame(alpha=0.05)`` has the mean and a response that was not observed, by row and
+            ``t`` of a curve.
+        """
+        return self.refit().get_prediction(new)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
         """Compare predictions with responses, for your own rows: ``rsquared``, ``rmse`` and ``mape``.

@@ -17,7 +17,7 @@ from fedstat.federation.design.derivatives import variable_directions
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.effects import Means
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.notes import Catalogue, Note
@@ -248,6 +248,7 @@ class CategoryResults(SiteFitsResults):
         likeliest[seen] = np.array(levels, dtype=object)[found.argmax(axis=1)]
         return likeliest
 
+    @takes_alpha
     def get_prediction(self, frame: HeldRows | None = None, alpha: float = 0.05) -> pd.DataFrame:
         """Predict probabilities with standard errors and intervals.
 
@@ -282,7 +283,6 @@ class CategoryResults(SiteFitsResults):
         slopes = slopes.reshape(*P.shape, -1) @ fit.map
         se = np.sqrt(np.maximum(np.einsum("mcq,qr,mcr->mc", slopes, fit.cov, slopes), 0.0))
         with np.errstate(all="ignore"):
-            check_alpha(alpha)
             half = self._combined_distribution.isf(alpha / 2.0) * se / (P * (1.0 - P))
             ends = [expit(logit(P) + sign * half) for sign in (-1.0, 1.0)]
         values = np.full((len(frame), P.shape[1], 4), np.nan)
@@ -291,6 +291,7 @@ class CategoryResults(SiteFitsResults):
         columns = ["mean", "mean_se", "mean_ci_lower", "mean_ci_upper"]
         return pd.DataFrame(values.reshape(-1, 4), index=index, columns=columns)
 
+    @takes_alpha
     def plot_probabilities(
         self,
         column: str,
@@ -298,7 +299,7 @@ class CategoryResults(SiteFitsResults):
         ax: Axes | None = None,
         *,
         at: Mapping[str, Any] | None = None,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> Axes:
         """Draw the probability of each category along the values of a column, with pointwise intervals.
 
@@ -309,7 +310,7 @@ class CategoryResults(SiteFitsResults):
         ax : matplotlib Axes, optional
         at : mapping
             A value for every other column of the model.
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -338,10 +339,10 @@ class CategoryResults(SiteFitsResults):
             raise ModelError(f"plot_probabilities: {what}; the model's columns are {', '.join(needed)}")
         x = np.asarray(values, dtype=float)
         frame = pd.DataFrame({name: [value] * len(x) for name, value in fixed.items()} | {column: x})
-        found = self.get_prediction(frame, 1.0 - conf_level).drop(columns="mean_se")
+        found = self.get_prediction(frame, alpha).drop(columns="mean_se")
         bands = {str(level): found.xs(level, level="category").to_numpy().T for level in self.categories}
         held = "".join(f"{name} = {value}, " for name, value in fixed.items())
-        title = f"{held}with pointwise {100 * conf_level:g} % intervals"
+        title = f"{held}with pointwise {100 * (1 - alpha):g} % intervals"
         return draw_bands(x, bands, column, f"probability of {question.response_columns[0]}", title, ax)
 
     def _rows(self, frame: pd.DataFrame) -> tuple[CategoryRows, Any]:
@@ -706,7 +707,6 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 3", reco
     def _thresholds(self, alpha: float) -> pd.DataFrame:
         fit, width = self._record.fit, len(self.categories) - 1
         estimate, se = fit.params[:width], np.sqrt(np.diag(fit.cov))[:width]
-        check_alpha(alpha)
         half = self._combined_distribution.isf(alpha / 2.0) * se
         index = list(self.estimate.names[-width:])
         columns = {
@@ -717,9 +717,10 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 3", reco
         }
         return pd.DataFrame(columns, index=index)
 
-    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, exponentiate: bool = False) -> pd.DataFrame:
         """One row per coefficient and threshold; exponentials, such as odds ratios, of coefficients only."""
-        frame = super().tidy(conf_level, exponentiate)
+        frame = super().tidy(alpha, exponentiate)
         return frame[~frame["term"].isin(self._constants())] if exponentiate else frame
 
     def test_proportional_odds(self) -> ProportionalOddsTest:
@@ -788,7 +789,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 3", reco
 
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         # Thresholds have a table of their own: a test that one is zero says little.
-        frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
+        frame = self._coefficients(alpha).iloc[: 1 - len(self.categories)]
         return coefficient_sheet(frame, {}, True, alpha, "t" if self.use_t else "z")
 
     def _deviations(self) -> pd.Series:
@@ -837,16 +838,17 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
         names, levels = list(self._record.fit.design.names), list(self.categories[1:])
         return pd.DataFrame(self.estimate.params.reshape(len(levels), -1).T, index=names, columns=levels)
 
-    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, exponentiate: bool = False) -> pd.DataFrame:
         """One row per category and column, named as ``category: column``; otherwise as for other models."""
-        frame = super().tidy(conf_level, exponentiate)
+        frame = super().tidy(alpha, exponentiate)
         return frame.drop(columns="site").assign(term=list(self.estimate.names))
 
-    def _coefficients(self, conf_level: float) -> pd.DataFrame:
+    def _coefficients(self, alpha: float) -> pd.DataFrame:
         # Tables and plots have a heading for each category, as those of other models have for each site.
         columns = list(self._record.fit.design.names)
         levels = [str(level) for level in self.categories[1:] for _ in columns]
-        frame = super()._coefficients(conf_level)
+        frame = super()._coefficients(alpha)
         return frame.assign(term=columns * (len(self.categories) - 1), site=levels)
 
     def _deviations(self) -> pd.Series:

@@ -15,6 +15,7 @@ from scipy.special import chdtr, ndtr, ndtri
 
 from fedstat.errors import ModelError
 from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report, header_sheet
 from fedstat.inference.tables import Sheet
@@ -292,6 +293,7 @@ EXACT = 1.0 + 1e-9
 COORDINATOR, TABLE = "coordinator", "table"
 
 
+@takes_alpha
 @shows_progress
 def audit(
     model: PrivateRelease,

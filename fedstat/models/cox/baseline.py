@@ -11,11 +11,12 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, DerivedReport
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
-from fedstat.models.checks import HeldRows, check_level
+from fedstat.models.checks import HeldRows
 from fedstat.models.horizontal.prediction import held_rows, predict_rows
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
 from fedstat.typing import Floats
@@ -127,7 +128,8 @@ class BaselineHazard(DerivedReport):
         error = self._errors(np.zeros((1, len(self._params))))[0]
         return pd.DataFrame({"time": self.times, "hazard": self.hazard, "std_error": error})
 
-    def survival(self, frame: HeldRows, conf_level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def survival(self, frame: HeldRows, alpha: float = 0.05) -> pd.DataFrame:
         """Predict survival of rows that the caller holds, with intervals.
 
         The intervals are symmetric on the scale of the logarithm of the cumulative hazard, and account for
@@ -137,7 +139,7 @@ class BaselineHazard(DerivedReport):
         ----------
         frame : DataFrame
             With the columns of the model.
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -161,7 +163,6 @@ class BaselineHazard(DerivedReport):
         0    0  12.0     0.823     0.795      0.848
         1    0  24.0     0.638     0.601      0.673
         """
-        check_level("conf_level", conf_level)
         frame = held_rows(frame)
         found = predict_rows(self._agreement, self._design, self._params, frame)
         if not found.complete.all() or found.linear.isna().any():
@@ -169,7 +170,7 @@ class BaselineHazard(DerivedReport):
         ratio = np.exp(found.linear.to_numpy())[:, None]
         total = ratio * self.hazard
         with np.errstate(divide="ignore", invalid="ignore"):
-            spread = np.exp(stats.norm.isf((1.0 - conf_level) / 2.0) * self._errors(found.X) / self.hazard)
+            spread = np.exp(stats.norm.isf(alpha / 2.0) * self._errors(found.X) / self.hazard)
         spread = np.where(self.hazard > 0.0, spread, 1.0)
         m, J = len(frame), len(self.times)
         return pd.DataFrame(
@@ -182,7 +183,8 @@ class BaselineHazard(DerivedReport):
             }
         )
 
-    def plot(self, frame: HeldRows, ax: Axes | None = None, *, conf_level: float = 0.95) -> Axes:
+    @takes_alpha
+    def plot(self, frame: HeldRows, ax: Axes | None = None, *, alpha: float = 0.05) -> Axes:
         """Draw predicted survival of rows, with their intervals; the index of `frame` names them.
 
         Examples
@@ -195,7 +197,7 @@ class BaselineHazard(DerivedReport):
         'survival'
         """
         ax, frame = axes_for(ax, 6.5, 3.8), held_rows(frame)
-        found = self.survival(frame, conf_level)
+        found = self.survival(frame, alpha)
         for place, label in enumerate(frame.index):
             part, color = found[found["row"] == label], COLORS[place % len(COLORS)]
             x = np.append(0.0, part["time"])
@@ -207,7 +209,7 @@ class BaselineHazard(DerivedReport):
         label_y(ax, "survival")
         ax.set_xlabel("time")
         plain_legend(ax, loc="lower left")
-        set_headline(ax, "Predicted survival", f"with {100 * conf_level:g} % intervals")
+        set_headline(ax, "Predicted survival", f"with {100 * (1 - alpha):g} % intervals")
         return ax
 
     def _glance(self) -> Mapping[str, float]:

@@ -18,7 +18,7 @@ from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
-from fedstat.inference.estimate import Estimate, check_alpha
+from fedstat.inference.estimate import Estimate, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, CoefficientBlock
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
@@ -301,6 +301,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
 
     # -- hazard ratios and predictions -----------------------------------------------------------
 
+    @takes_alpha
     def hazard_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return hazard ratios with intervals of level ``1 - alpha``.
 
@@ -348,6 +349,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             found = found - float(self._fit.design.mean @ self.estimate.params)
         return found if which == "linear" else exponentials(found)
 
+    @takes_alpha
     def compare_profiles(self, frame: HeldRows, reference: HeldRows, *, alpha: float = 0.05) -> pd.DataFrame:
         """Return hazard ratios between rows and one reference row, with intervals.
 
@@ -390,7 +392,6 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             raise ModelError("compare_profiles: expected rows without missing values")
         contrast = X - base
         estimate = contrast @ self.estimate.params
-        check_alpha(alpha)
         half = self._combined_distribution.isf(alpha / 2.0) * np.sqrt(
             ((contrast @ self._cov()) * contrast).sum(axis=1)
         )

@@ -38,7 +38,7 @@ def plot_survival(
     p_value: float | None,
     *,
     ax: Axes | None = None,
-    conf_level: float = 0.95,
+    alpha: float = 0.05,
     events: bool = False,
     words: tuple[str, str, str] | None = None,
     merged: bool = False,
@@ -87,7 +87,7 @@ def plot_survival(
         low = min(float(one.min()) for one in early if len(one)) if any(map(len, early)) else 1.0
         plain_legend(ax, loc="upper left" if events else "lower left" if low > 0.3 else "upper right")
     _table(ax, list(curves), times, at_risk, ticks)
-    rest = f"with {100 * conf_level:g} % intervals"
+    rest = f"with {100 * (1 - alpha):g} % intervals"
     if p_value is not None:
         shown = "< 0.001" if p_value < 0.001 else f"= {p_value:.3f}"
         rest = f"{rest}; {test}: p {shown}"

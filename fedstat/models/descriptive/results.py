@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, fold_sites, header_sheet
 from fedstat.inference.survival_curves import (
@@ -30,7 +31,7 @@ from fedstat.inference.survival_curves import (
     survival_quantiles,
 )
 from fedstat.inference.tables import Sheet, human_range, number
-from fedstat.models.checks import check_choice, check_level, check_positive
+from fedstat.models.checks import check_choice, check_positive
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.descriptive.protocol import SurvivalTable
 from fedstat.models.horizontal.model import HorizontalModel
@@ -384,18 +385,18 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     # -- figures ---------------------------------------------------------------------------------
 
-    def _curves(self, conf_level: float, conf_type: ConfType) -> dict[str, pd.DataFrame]:
-        check_level("conf_level", conf_level)
+    def _curves(self, alpha: float, conf_type: ConfType) -> dict[str, pd.DataFrame]:
         check_choice("conf_type", conf_type, CONFIDENCE)
-        frames = product_limit(self._counts, conf_level, conf_type)
+        frames = product_limit(self._counts, alpha, conf_type)
         return dict(zip(self.labels, frames, strict=True))
 
-    def tidy(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, conf_type: ConfType = "log-log") -> pd.DataFrame:
         """Return the curves, one row for each group and time.
 
         Parameters
         ----------
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
             Scale on which the intervals are symmetric; R's default is "log".
 
@@ -408,13 +409,14 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             interval; ``survival``, ``std_error``, ``conf_low``, ``conf_high``. Until the first event the
             lower limit is that of Clopper and Pearson.
         """
-        curves = self._curves(conf_level, conf_type)
+        curves = self._curves(alpha, conf_type)
         return pd.concat([frame.assign(group=label) for label, frame in curves.items()], ignore_index=True)[
             ["group", *next(iter(curves.values())).columns]
         ]
 
+    @takes_alpha
     def survival_at(
-        self, times: Sequence[float], conf_level: float = 0.95, conf_type: ConfType = "log-log"
+        self, times: Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
     ) -> pd.DataFrame:
         """Return survival probabilities at times, with intervals.
 
@@ -425,7 +427,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         Parameters
         ----------
         times : sequence of float
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
 
         Returns
@@ -450,16 +452,15 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         """
         rows, points = [], np.asarray(times, dtype=np.float64)
         between = np.zeros(len(points), dtype=bool)
-        for label, frame in self._curves(conf_level, conf_type).items():
+        for label, frame in self._curves(alpha, conf_type).items():
             found = self._known(frame, "survival", 1.0).at(points)
             between |= np.isnan(found[:, 0]) & ~np.isnan(found[:, 2])
             rows += [(label, time, *values) for time, values in zip(times, found.tolist(), strict=True)]
         self._warn_between(self.times, points[between])
         return pd.DataFrame(rows, columns=["group", "time", "survival", "conf_low", "conf_high"])
 
-    def quantile(
-        self, q: float = 0.5, conf_level: float = 0.95, conf_type: ConfType = "log-log"
-    ) -> pd.DataFrame:
+    @takes_alpha
+    def quantile(self, q: float = 0.5, alpha: float = 0.05, conf_type: ConfType = "log-log") -> pd.DataFrame:
         """Return the time by which a share `q` had the event, by group, with intervals.
 
         The interval has the limits of the curve's band (Brookmeyer and Crowley 1982), each of them the outer
@@ -486,7 +487,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         """
         if not 0.0 < q < 1.0:
             raise ModelError(f"q: expected a share between 0 and 1, received {q}")
-        curves = self._curves(conf_level, conf_type)
+        curves = self._curves(alpha, conf_type)
         rows = {
             label: survival_quantiles(self._known(frame, "survival", 1.0), 1.0 - q, self._on_grid)
             for label, frame in curves.items()
@@ -494,7 +495,8 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         columns = ["estimate", "conf_low", "conf_high", "after", "until"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
-    def median(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
+    @takes_alpha
+    def median(self, alpha: float = 0.05, conf_type: ConfType = "log-log") -> pd.DataFrame:
         """Return the median survival time by group, with intervals; see :meth:`quantile`.
 
         Examples
@@ -505,9 +507,10 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         >>> curves.median().columns.tolist()
         ['median', 'conf_low', 'conf_high', 'after', 'until']
         """
-        return self.quantile(0.5, conf_level, conf_type).rename(columns={"estimate": "median"})
+        return self.quantile(0.5, alpha, conf_type).rename(columns={"estimate": "median"})
 
-    def restricted_mean(self, until: float | None = None, conf_level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def restricted_mean(self, until: float | None = None, alpha: float = 0.05) -> pd.DataFrame:
         """Return the mean survival time up to a time, with normal intervals, by group.
 
         It is R's of times that are rounded up to the requested grid. Where intervals were merged, their
@@ -517,7 +520,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         ----------
         until : float, optional
             By default the end of the last interval; at most that.
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -536,9 +539,9 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         check_positive("until", end)
         if end > self.times[-1]:
             raise ModelError(f"until: the curves end at {self.times[-1]:g}, received {end:g}")
-        z = float(stats.norm.isf((1.0 - conf_level) / 2.0))
+        z = float(stats.norm.isf(alpha / 2.0))
         rows = {}
-        for label, frame in self._curves(conf_level, "log-log").items():
+        for label, frame in self._curves(alpha, "log-log").items():
             mean, error = restricted_mean(self.times, frame, end, self._spread)
             rows[label] = (mean, error, mean - z * error, mean + z * error)
         columns = ["estimate", "std_error", "conf_low", "conf_high"]
@@ -591,11 +594,12 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         statistic, df, p = sums.test()
         return pd.Series({"statistic": statistic, "df": float(df), "p_value": p})
 
+    @takes_alpha
     def plot(
         self,
         ax: Axes | None = None,
         *,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
         conf_type: ConfType = "log-log",
         events: bool = False,
     ) -> Axes:
@@ -604,7 +608,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         Parameters
         ----------
         ax : matplotlib Axes, optional
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
         events : bool
             Draw shares that had the event instead of shares that survive.
@@ -622,7 +626,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         'survival'
         """
         test = self.log_rank_test(by_site=True)["p_value"] if len(self.labels) > 1 else None
-        curves = self._curves(conf_level, conf_type)
+        curves = self._curves(alpha, conf_type)
         return plot_survival(
             curves,
             self.times,
@@ -630,7 +634,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             self._unit,
             test,
             ax=ax,
-            conf_level=conf_level,
+            alpha=alpha,
             events=events,
             merged=self._merged,
         )
@@ -704,7 +708,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
     def _curve_sheet(self) -> Sheet:
         rows: list[tuple[str, ...]] = []
         shown = self._shown_times(MOST_TIMES)
-        for label, frame in self._curves(0.95, "log-log").items():
+        for label, frame in self._curves(0.05, "log-log").items():
             places, first = np.searchsorted(shown, frame["time"]), True
             for place in range(len(shown)):
                 part = frame[places == place]
@@ -771,12 +775,13 @@ class CumulativeIncidenceResults(
         """Competing events."""
         return self._record.causes
 
-    def tidy(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, conf_type: ConfType = "log-log") -> pd.DataFrame:
         """Return the shares with each event, one row for each group, event and time.
 
         Parameters
         ----------
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
             Scale on which the intervals are symmetric.
 
@@ -786,9 +791,8 @@ class CumulativeIncidenceResults(
             ``group``, ``cause``, ``time``, ``n_risk``, ``n_start``, ``n_event``, ``incidence``,
             ``std_error``, ``conf_low``, ``conf_high``; numbers of rows as in :meth:`KaplanMeierResults.tidy`.
         """
-        check_level("conf_level", conf_level)
         check_choice("conf_type", conf_type, CONFIDENCE)
-        found = cumulative_incidence(self._counts, self._record.by_cause, conf_level, conf_type)
+        found = cumulative_incidence(self._counts, self._record.by_cause, alpha, conf_type)
         frames = [
             frame.assign(group=label, cause=cause)
             for label, several in zip(self.labels, found, strict=True)
@@ -797,8 +801,9 @@ class CumulativeIncidenceResults(
         out = pd.concat(frames, ignore_index=True)
         return out[["group", "cause", *out.columns[:-2]]]
 
+    @takes_alpha
     def incidence_at(
-        self, times: Sequence[float], conf_level: float = 0.95, conf_type: ConfType = "log-log"
+        self, times: Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
     ) -> pd.DataFrame:
         """Return shares with each event by given times, with intervals; NaN after the last end.
 
@@ -808,7 +813,7 @@ class CumulativeIncidenceResults(
         Parameters
         ----------
         times : sequence of float
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
 
         Returns
@@ -821,7 +826,7 @@ class CumulativeIncidenceResults(
         FedstatWarning
             A time is between two ends; the warning names them.
         """
-        tidy, rows, points = self.tidy(conf_level, conf_type), [], np.asarray(times, dtype=np.float64)
+        tidy, rows, points = self.tidy(alpha, conf_type), [], np.asarray(times, dtype=np.float64)
         between = np.zeros(len(points), dtype=bool)
         for (label, cause), frame in tidy.groupby(["group", "cause"], sort=False):
             found = self._known(frame, "incidence", 0.0).at(points)
@@ -875,12 +880,13 @@ class CumulativeIncidenceResults(
         check_choice("cause", cause, self.causes)
         return self.causes.index(cause)
 
+    @takes_alpha
     def plot(
         self,
         cause: str | None = None,
         ax: Axes | None = None,
         *,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
         conf_type: ConfType = "log-log",
     ) -> Axes:
         """Draw the share with an event by group, with bands, and the numbers of rows at risk below.
@@ -890,7 +896,7 @@ class CumulativeIncidenceResults(
         cause : str, optional
             By default the first.
         ax : matplotlib Axes, optional
-        conf_level : float
+        alpha : float
         conf_type : {"log-log", "log", "plain"}
 
         Returns
@@ -898,7 +904,7 @@ class CumulativeIncidenceResults(
         matplotlib Axes
         """
         name = self.causes[self._place(cause)]
-        tidy = self.tidy(conf_level, conf_type)
+        tidy = self.tidy(alpha, conf_type)
         curves = {}
         for label, frame in tidy[tidy["cause"] == name].groupby("group", sort=False):
             parts = {"survival": "incidence", "conf_low": "conf_low", "conf_high": "conf_high"}
@@ -911,7 +917,7 @@ class CumulativeIncidenceResults(
             self._unit,
             test,
             ax=ax,
-            conf_level=conf_level,
+            alpha=alpha,
             events=True,
             words=(f"Cumulative incidence: {name}", "cumulative incidence", "Gray's test"),
             merged=self._merged,

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.inference.covariance import gvif
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.models.checks import HeldRows, check_choice
@@ -288,6 +289,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
         alpha: float = 0.05,
     ) -> pd.DataFrame: ...
 
+    @takes_alpha
     def predict(
         self,
         frame: HeldRows | None = None,
@@ -336,16 +338,17 @@ class GLMStatements(SiteFitsResults, RowsResults):
         if interval is None:
             return super().predict(frame, which)
         check_choice("which", which, ("mean", "linear"))
-        found = self.augment(frame, which=which, interval=interval, conf_level=1.0 - alpha)
+        found = self.augment(frame, which=which, interval=interval, alpha=alpha)
         return found[["fitted", "conf_low", "conf_high"]]
 
+    @takes_alpha
     def augment(
         self,
         frame: HeldRows | None = None,
         *,
         which: Literal["mean", "linear"] = "mean",
         interval: Literal["confidence", "prediction"] = "confidence",
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> pd.DataFrame:
         """Add predictions to the analyst's rows, as broom's ``augment`` does for new data.
 
@@ -360,7 +363,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
         interval : {"confidence", "prediction"}
             Interval of the prediction: that of the linear predictor, transformed for the mean; or interval of
             a new response, if that is not binary.
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -395,7 +398,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
             raise ModelError(f"augment: the frame already has columns with these names: {', '.join(taken)}")
         check_choice("interval", interval, ("confidence", "prediction"))
         intervals = found.conf_int if which == "mean" else found.conf_int_linear
-        limits = (found.conf_int_obs if interval == "prediction" else intervals)(1.0 - conf_level)
+        limits = (found.conf_int_obs if interval == "prediction" else intervals)(alpha)
         return frame.assign(
             fitted=found.predicted_mean if which == "mean" else found.linear,
             se_fit=found.se_mean if which == "mean" else found.se_linear,

@@ -15,7 +15,7 @@ from fedstat.federation.design.derivatives import code_frame
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import HeldRows, check_frame
 from fedstat.typing import Bools, Floats
@@ -147,17 +147,19 @@ class GLMPrediction:
         slope = np.abs(self.family.link.inverse_deriv(self.linear.to_numpy()))
         return pd.Series(slope * self.se_linear.to_numpy(), index=self.linear.index)
 
+    @takes_alpha
     def conf_int_linear(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the linear predictor."""
-        check_alpha(alpha)
         half = self.test_distribution.isf(alpha / 2.0) * self.se_linear
         return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the mean: those of the linear predictor, transformed."""
         ends = self.family.link.inverse(self.conf_int_linear(alpha).to_numpy())
         return pd.DataFrame(np.sort(ends, axis=1), index=self.linear.index, columns=[0, 1])
 
+    @takes_alpha
     def conf_int_obs(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of a new response, of variance weight one.
 
@@ -201,6 +203,7 @@ class GLMPrediction:
         out[known] = np.round(high) if counts else high
         return out
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels.
 

@@ -16,7 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.estimate import Estimate, LedgerLike
+from fedstat.inference.estimate import Estimate, LedgerLike, takes_alpha
 from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.hypotheses import Constraints, HypothesisTest, wald_test
 from fedstat.inference.notes import Note
@@ -274,6 +274,7 @@ class DesignResults(CoefficientResults):
         if lost := "; ".join(map(str, self.absent)):
             yield NOTES.note("lost_sites", sites=lost)
 
+    @takes_alpha
     def effect(
         self,
         column: str,
@@ -282,7 +283,7 @@ class DesignResults(CoefficientResults):
         reference: float | None = None,
         at: Mapping[str, Any] | None = None,
         exponentiate: bool = False,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> pd.DataFrame:
         """Return the effect of a numeric column along its range, with intervals of each value.
 
@@ -306,7 +307,7 @@ class DesignResults(CoefficientResults):
         exponentiate : bool
             Give ``estimate`` and its limits as exponentials, such as odds ratios; ``std_error`` stays that of
             the linear predictor.
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -341,7 +342,7 @@ class DesignResults(CoefficientResults):
         params, cov = self._effect_part()
         estimate = found.X @ params
         std_error = np.sqrt(np.maximum(((found.X @ cov) * found.X).sum(axis=1), 0.0))
-        half = self._combined_distribution.isf((1.0 - conf_level) / 2.0) * std_error
+        half = self._combined_distribution.isf(alpha / 2.0) * std_error
         turn = np.exp if exponentiate else np.asarray
         frame = pd.DataFrame(
             {
@@ -486,6 +487,7 @@ class DesignResults(CoefficientResults):
         """Coefficients of the design's columns, (p,), and their covariance, (p, p)."""
         return self.estimate.params, self._cov()
 
+    @takes_alpha
     def plot_effect(
         self,
         column: str,
@@ -495,7 +497,7 @@ class DesignResults(CoefficientResults):
         reference: float | None = None,
         at: Mapping[str, Any] | None = None,
         exponentiate: bool = False,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> Axes:
         """Draw the effect of a numeric column along its range, with intervals of each value.
 
@@ -509,7 +511,7 @@ class DesignResults(CoefficientResults):
         reference : float, optional
         at : mapping, optional
         exponentiate : bool
-        conf_level : float
+        alpha : float
 
         Returns
         -------
@@ -525,7 +527,7 @@ class DesignResults(CoefficientResults):
         'odds ratio of num > 0'
         """
         frame = self.effect(
-            column, values, reference=reference, at=at, exponentiate=exponentiate, conf_level=conf_level
+            column, values, reference=reference, at=at, exponentiate=exponentiate, alpha=alpha
         )
         effect, ratio, _ = self._effect_words()
         fixed = "".join(f", at {name} = {value}" for name, value in (at or {}).items())
@@ -534,7 +536,7 @@ class DesignResults(CoefficientResults):
             frame,
             column,
             ratio if exponentiate else effect,
-            f"{compared}; with pointwise {100 * conf_level:g} % intervals",
+            f"{compared}; with pointwise {100 * (1 - alpha):g} % intervals",
             ratios=exponentiate,
             ax=ax,
         )

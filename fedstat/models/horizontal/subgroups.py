@@ -15,7 +15,7 @@ from fedstat.errors import DesignError, EstimationError, FedstatWarning, ModelEr
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import Term, parse_term, term_columns, term_text
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import label_estimates, plot_coefficients
 from fedstat.inference.summary import DerivedReport, Shown, blank_repeats
@@ -91,12 +91,13 @@ class Subgroups(DerivedReport):
         super().__init__(sources)
         self.rows, self.tests, self._words = rows, tests, words
 
-    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+    @takes_alpha
+    def tidy(self, alpha: float = 0.05, exponentiate: bool = False) -> pd.DataFrame:
         """One row for each estimate, that of all rows first.
 
         Parameters
         ----------
-        conf_level : float
+        alpha : float
         exponentiate : bool
             Give ``estimate`` and its limits as exponentials, such as hazard ratios.
 
@@ -106,10 +107,9 @@ class Subgroups(DerivedReport):
             ``by``, ``level``, ``term``, ``n``, ``sites``, ``estimate``, ``std_error``, ``statistic``,
             ``p_value``, ``conf_low``, ``conf_high`` and ``p_interaction``.
         """
-        check_alpha(1.0 - conf_level)
         frame = self.rows.drop(columns=["df", "problem"])
         law = stats.t(self.rows["df"].to_numpy(dtype=np.float64))
-        half = law.isf((1.0 - conf_level) / 2.0) * frame["std_error"]
+        half = law.isf(alpha / 2.0) * frame["std_error"]
         statistic = frame["estimate"] / frame["std_error"]
         frame = frame.assign(
             statistic=statistic,
@@ -121,6 +121,7 @@ class Subgroups(DerivedReport):
         ends = ["estimate", "conf_low", "conf_high"]
         return frame.assign(**{name: exponentials(frame[name]) for name in ends}) if exponentiate else frame
 
+    @takes_alpha
     def summary(
         self,
         alpha: float = 0.05,
@@ -145,7 +146,7 @@ class Subgroups(DerivedReport):
         return self._lay_out(self._sheets(alpha, exponentiate), title, notes)
 
     def _sheets(self, alpha: float = 0.05, exponentiate: bool = False) -> Iterator[Sheet]:
-        frame, several = self.tidy(1.0 - alpha, exponentiate), len(set(self.rows["term"])) > 1
+        frame, several = self.tidy(alpha, exponentiate), len(set(self.rows["term"])) > 1
         lines: list[tuple[str, ...]] = []
         for heading, (_, row) in zip(blank_repeats(frame["by"]), frame.iterrows(), strict=True):
             if heading and row["level"]:
@@ -178,13 +179,14 @@ class Subgroups(DerivedReport):
     def __repr__(self) -> str:
         return self.summary().as_text()
 
-    def plot(self, ax: Axes | None = None, *, conf_level: float = 0.95, exponentiate: bool = False) -> Axes:
+    @takes_alpha
+    def plot(self, ax: Axes | None = None, *, alpha: float = 0.05, exponentiate: bool = False) -> Axes:
         """Draw a forest: estimates and intervals of all rows and of each level, with tests of interaction.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
-        conf_level : float
+        alpha : float
         exponentiate : bool
             Draw exponentials on a logarithmic scale.
 
@@ -192,7 +194,7 @@ class Subgroups(DerivedReport):
         -------
         matplotlib Axes
         """
-        frame, words = self.tidy(conf_level, exponentiate), self._words
+        frame, words = self.tidy(alpha, exponentiate), self._words
         several = len(set(frame["term"])) > 1
         named = frame["level"].where(frame["level"] != "", OVERALL) + (
             ": " + frame["term"] if several else ""
@@ -205,9 +207,7 @@ class Subgroups(DerivedReport):
         )
         axis = words.ratio if exponentiate else words.axis
         title = f"{words.effect} by subgroup"
-        drawn = plot_coefficients(
-            shown, ax=ax, title=title, conf_level=conf_level, effect=axis, ratios=exponentiate
-        )
+        drawn = plot_coefficients(shown, ax=ax, title=title, alpha=alpha, effect=axis, ratios=exponentiate)
         label_estimates(drawn, shown[["estimate", "conf_low", "conf_high"]].to_numpy(), exponentiate)
         return drawn
 

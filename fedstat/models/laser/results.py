@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import Sheet
@@ -314,6 +315,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         points = points_of(self._record.fitted, found.predicted, 0.5 if threshold is None else threshold)
         return pd.Series(points, index=index)
 
+    @takes_alpha
     def predict_set(
         self,
         partition: ClientPartition | pd.DataFrame,
@@ -395,6 +397,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         policy = partition.sites[self._record.response.site].policy
         return replace(self._evaluation(scores), least=policy.min_count if policy.evaluation == "once" else 0)
 
+    @takes_alpha
     def importance(
         self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05
     ) -> pd.DataFrame:

@@ -16,7 +16,6 @@ from scipy.special import logsumexp
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.convergence import gains_little
-from fedstat.inference.estimate import check_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
@@ -266,7 +265,6 @@ def bootstrap(
     sources: Iterable[object],
 ) -> BootstrapResults:
     """Draw samples from a fit whose sites have entities at `place`, and fit each."""
-    check_alpha(alpha)
     sites = {site: drawable(record, held, place[site]) for site, held in record.sites.items()}
     return BootstrapResults(
         record, draw_refits(sites, record.shares, record.n, samples, rng), alpha, sources=sources

@@ -13,7 +13,7 @@ from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.estimate import LedgerLike, takes_alpha
 from fedstat.inference.mixtures import (
     OutsideResults,
     classification_errors,
@@ -325,6 +325,7 @@ class M2SEMResults(
         """
         return self._record.features
 
+    @takes_alpha
     def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
         """Profiles in one frame, a row for each cluster and column or level.
 
@@ -340,6 +341,7 @@ class M2SEMResults(
         """
         return tidy_profiles(self._record, alpha)
 
+    @takes_alpha
     def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
         """Differences between every two clusters, by column or level, with tests.
 
@@ -377,6 +379,7 @@ class M2SEMResults(
         """
         return wald_tests(self._record)
 
+    @takes_alpha
     def covariate_effects(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return effects of the covariates of ``adjust=`` on columns, given the cluster and the factors.
 
@@ -410,6 +413,7 @@ class M2SEMResults(
         """
         return covariate_effects(self._record, alpha)
 
+    @takes_alpha
     def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
         """Share of each column's variance within clusters that its factors explain.
 
@@ -433,6 +437,7 @@ class M2SEMResults(
         """
         return communality_table(self._record, alpha)
 
+    @takes_alpha
     @shows_progress
     def bootstrap(
         self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
@@ -548,6 +553,7 @@ class M2SEMResults(
         pvalue = (1 + int(np.count_nonzero(drawn >= statistic))) / (int(samples) + 1)
         return ClusterNumberTest(statistic, pvalue, int(samples), len(there.shares))
 
+    @takes_alpha
     def outside(self, variable: str, *, site: str | None = None, alpha: float = 0.05) -> OutsideResults:
         """Compare clusters by a variable that was not clustered.
 

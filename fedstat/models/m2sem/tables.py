@@ -11,7 +11,6 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import NotAvailableError, Remedy
-from fedstat.inference.estimate import check_alpha
 from fedstat.models.m2sem.information import ObservedInformation
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.typing import Floats
@@ -140,7 +139,6 @@ def profile_errors(r: M2SEMRecord) -> Floats:
 
 def tidy_profiles(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Profiles in one frame, a row for each cluster and column or level, with available standard errors."""
-    check_alpha(alpha)
     frame = r.profiles()
     long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
     if not has_errors(r):
@@ -150,7 +148,6 @@ def tidy_profiles(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
 
 def contrasts(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Differences between every two clusters, by column or level."""
-    check_alpha(alpha)
     keys, estimates, errors = [], [], []
     for one in statements_of(r):
         K, C = one.estimates.shape
@@ -201,7 +198,6 @@ def _wald(d: Floats, V: Floats, most: int) -> tuple[float, int, float]:
 
 def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Effects of covariates on columns, with tests if there are standard errors."""
-    check_alpha(alpha)
     if not r.adjusted:
         raise NotAvailableError(
             "covariate_effects: no columns are adjusted",
@@ -234,7 +230,6 @@ def _effect_rows(held: FittedSite) -> Iterator[tuple[str, str, str]]:
 
 def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     """Share of each column's variance within clusters that its factors explain."""
-    check_alpha(alpha)
     if not r.factors:
         raise NotAvailableError("communalities: without factors, columns are independent within clusters")
     found = list(statements_of(r))

@@ -11,7 +11,6 @@ from scipy.linalg import block_diag, null_space
 
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.estimate import check_alpha
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.mixed.protocol import (
     MOST_HALVINGS,
@@ -161,7 +160,6 @@ class Profiles:
         self, places: Sequence[int], at_zero: float, alpha: float
     ) -> FitProtocol[tuple[float, float]]:
         """Return the lengths at which the root of the increase of -2 log L is the normal quantile."""
-        check_alpha(alpha)
         x, z = self.estimate, float(stats.norm.isf(alpha / 2.0))
         middle = float(np.linalg.norm(x[places]))
         lower = 0.0

@@ -17,7 +17,7 @@ from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.derivatives import Direction, code_frame, variable_directions
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.effects import Means
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH
@@ -268,6 +268,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     def _test_distribution(self) -> Any:
         return stats.t(self.df.to_numpy())
 
+    @takes_alpha
     def coefficient_tests(
         self, method: Literal["satterthwaite", "kenward-roger"] = "satterthwaite", *, alpha: float = 0.05
     ) -> pd.DataFrame:
@@ -324,7 +325,6 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             chosen = kenward_roger(self._record.fit, sums)
         error = np.sqrt(np.diag(chosen.cov))
         df = np.array([chosen.df(row) for row in np.eye(len(error))])
-        check_alpha(alpha)
         t, half = self.estimate.params / error, stats.t.isf(alpha / 2.0, df) * error
         columns = {
             "estimate": self.estimate.params,
@@ -446,6 +446,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         index = self.variances.index[: len(rows)]
         return pd.DataFrame(rows, columns=["statistic", "df", "p_value"], index=index)
 
+    @takes_alpha
     def conf_int_variances(
         self, alpha: float = 0.05, *, method: Literal["jackknife", "profile"] | None = None
     ) -> pd.DataFrame:
@@ -496,7 +497,6 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         >>> fit.conf_int_variances()["method"].tolist()
         ['jackknife', 'jackknife']
         """
-        check_alpha(alpha)
         fit, found = self._record.fit, self.variances[["std_dev"]]
         kept = np.zeros(len(found), dtype=bool)
         ends = np.zeros((len(found), 2))

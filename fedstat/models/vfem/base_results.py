@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import INTERCEPT, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, LedgerLike, takes_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -171,6 +171,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     # -- what the data leave open ----------------------------------------------------------------
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
 

@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.vfem.iteration.site_state import kernel_of
@@ -58,7 +58,6 @@ class MeanPredictions:
 
     def _half_width(self, alpha: float) -> float:
         """Half the width of an interval of level 1 - alpha, in standard errors."""
-        check_alpha(alpha, "conf_int")
         return float(self._test_distribution.ppf(1.0 - alpha / 2.0))
 
     def __repr__(self) -> str:
@@ -72,6 +71,7 @@ class MeanPredictions:
         lengths = np.sqrt(np.einsum("ij,ij->i", self._gradient, self._gradient))
         return pd.Series(lengths, index=self.predicted_mean.index)
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row per entity, with statsmodels' column names."""
         limits = self.conf_int(alpha=alpha)
@@ -112,6 +112,7 @@ class PredictionResults(MeanPredictions):
         super().__init__(linear, linear.mean, gradient, distribution)
         self.var_resid = s2 + linear.variance
 
+    @takes_alpha
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
         """Return intervals of the mean, or with `obs` of a new response; columns 0 and 1.
 
@@ -122,6 +123,7 @@ class PredictionResults(MeanPredictions):
         half = self._half_width(alpha) * spread
         return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row per entity, with statsmodels' column names."""
         obs = self.conf_int(obs=True, alpha=alpha)
@@ -168,6 +170,7 @@ class GLMPredictionResults(MeanPredictions):
         """Standard error of the predicted mean, from all estimated parameters."""
         return super().se_mean.rename("se_mean")
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return intervals of the mean, symmetric on the scale of the link; columns 0 and 1.
 

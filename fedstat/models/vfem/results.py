@@ -13,6 +13,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.evaluation import shapley_values
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.inference.tables import number, two_digits, yes_or_no
@@ -420,6 +421,7 @@ class VFEMResults(
         linear = self._linear(partition, mean_only=mean_only)
         return PredictionResults(linear, self.scale, self._test_distribution)
 
+    @takes_alpha
     def predict_set(
         self, partition: ClientPartition, calibration: ClientPartition, alpha: float = 0.1, *, groups: int = 1
     ) -> pd.DataFrame:

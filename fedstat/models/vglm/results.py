@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, takes_alpha
 from fedstat.inference.notes import Note
 from fedstat.inference.summary import Shown, coefficient_sheet, critical_notes
 from fedstat.inference.tables import Sheet, SheetSummary, number, two_digits, yes_or_no
@@ -460,6 +460,7 @@ class VerticalGLMResults(
 
     # -- hooks -----------------------------------------------------------------------------------
 
+    @takes_alpha
     def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Naive intervals of level ``1 - alpha`` (conditional on the selected model).
 
@@ -481,6 +482,7 @@ class VerticalGLMResults(
         """
         return super().conf_int(alpha, cols)
 
+    @takes_alpha
     def summary(
         self, alpha: float = 0.05, *, title: str | None = None, notes: Shown = "brief"
     ) -> SheetSummary:
@@ -525,7 +527,7 @@ class VerticalGLMResults(
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         if self._record.debiased is not None:
             return self.debiased._coefficient_sheet(alpha)
-        frame = (self.refit if self._refitted else self)._coefficients(1.0 - alpha)
+        frame = (self.refit if self._refitted else self)._coefficients(alpha)
         frame = frame[(frame["estimate"] != 0.0) | (frame["term"] == INTERCEPT)]
         return coefficient_sheet(frame, {}, self._record.refit is not None, alpha, "z")
 

@@ -121,13 +121,13 @@ def test_intervals_and_bands_cover_and_tests_keep_their_size():
 
 def test_a_number_is_predicted_with_the_intervals_of_least_squares():
     result, ols = fitted("mean ~ age + g", steps=300), smf.ols("mean ~ age + g", FRAME).fit()
-    found = result.predict(FRAME[:50], interval=0.9)
+    found = result.get_prediction(FRAME[:50]).summary_frame(0.1)
     known = ols.get_prediction(FRAME[:50]).summary_frame(alpha=0.1)
     assert list(found) == list(known)
     np.testing.assert_allclose(found, known, rtol=1e-4)
     assert "conditional on the learners that boosting selected" in found.attrs["conditions"]
     with pytest.raises(ModelError, match="interval: expected a level"):
-        result.predict(FRAME, interval=95)
+        result.get_prediction(FRAME).summary_frame(95)
 
 
 def test_intervals_of_a_curve_hold_new_curves():
@@ -138,7 +138,7 @@ def test_intervals_of_a_curve_hold_new_curves():
         errors = np.outer(random.normal(size=len(frame)), 1.0 + 2.0 * t)
         frame[[f"y_{j}" for j in range(12)]] += errors + 0.3 * random.normal(size=(len(frame), 12))
     result = fitted("y(t) ~ bsignal(x1, knots=4) + bols(g)", train)
-    found = result.predict(new.set_index(new.index + 1000), interval=0.9)
+    found = result.get_prediction(new.set_index(new.index + 1000)).summary_frame(0.1)
     assert found.index.names == ["row", "t"] and found.index[13] == (1001, pytest.approx(t[1]))
     y = new.filter(regex="^y_").to_numpy().ravel()
     inside = ((found["obs_ci_lower"] < y) & (y < found["obs_ci_upper"])).to_numpy().reshape(-1, 12)
@@ -153,5 +153,5 @@ def test_intervals_of_a_curve_hold_new_curves():
 def test_rows_that_lack_something_are_predicted_as_missing(result):
     frame = FRAME[:4].copy()
     frame.loc[1, "g"] = None
-    found = result.predict(frame, interval=0.95)["mean"].isna().to_numpy().reshape(4, 12)
+    found = result.get_prediction(frame).summary_frame()["mean"].isna().to_numpy().reshape(4, 12)
     assert found[1].all() and not found[[0, 2, 3]].any()

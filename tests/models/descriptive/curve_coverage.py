@@ -64,10 +64,10 @@ def pooled(table, competing):
         cells[k, 0] = np.bincount(place, own["event"] == name, minlength=len(times))
     counts = SurvivalCounts(times, cells[1:].sum(axis=0), cells[0], np.zeros(1))
     if competing:
-        frame = cumulative_incidence(counts, np.moveaxis(cells[1:], 0, -1), 0.95, "log-log")[0][0]
+        frame = cumulative_incidence(counts, np.moveaxis(cells[1:], 0, -1), 0.05, "log-log")[0][0]
         values, start = frame[["incidence", "conf_low", "conf_high"]].to_numpy(), 0.0
     else:
-        frame = product_limit(counts, 0.95, "log-log")[0]
+        frame = product_limit(counts, 0.05, "log-log")[0]
         values, start = frame[["survival", "conf_low", "conf_high"]].to_numpy(), 1.0
     curve = KnownCurve(times, values, start)
     at = np.append(0.0, times)[np.searchsorted(times, TIMES, side="right")]

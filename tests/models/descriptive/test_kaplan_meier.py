@@ -288,7 +288,7 @@ def test_times_within_intervals_are_in_random_order():
         return SurvivalCounts(np.array([10.0]), *cells, np.array([beyond]), None, *ends)
 
     counts = counted(gone * 0.75, gone * 0.25, n * left)
-    frame = product_limit(counts, 0.95, "log-log")[0]
+    frame = product_limit(counts, 0.05, "log-log")[0]
     assert_allclose(frame["survival"], np.exp(-died * 10.0), rtol=1e-12)
     # Without censored rows, and with all rows at the end, it is the product limit.
     for censored, *at_end in ((0.0, 0.0, 0.0), (10.0, 30.0, 20.0)):
@@ -312,7 +312,7 @@ def test_errors_within_intervals_are_those_of_exact_times():
 
     counts = counted(30.0, 20.0, 0.0, 0.0)
     assert_allclose(counts.log_variance, exact, rtol=0.01)
-    frame = product_limit(counts, 0.95, "log-log")[0]
+    frame = product_limit(counts, 0.05, "log-log")[0]
     assert_allclose(frame["std_error"], frame["survival"] * np.sqrt(exact), rtol=0.005)
     # Events at the end follow those within; with all times at the end it is Greenwood's term.
     assert_allclose(counted(34.0, 20.0, 6.0, 4.0).log_variance, 30.0 / 84.0 / 36.0 + 4.0 / 36.0 / 32.0)

@@ -54,7 +54,7 @@ def test_augment_adds_the_predictions_of_statsmodels(which):
     ours = fs.GLORE.from_formula("binary ~ x + z", partition(FRAME)).fit()
     new = FRAME[["x", "z", "binary"]].head(20).set_index(pd.Index(range(100, 120)))
     new.iloc[3, 0] = np.nan
-    found = ours.augment(new, which=which, conf_level=0.9)
+    found = ours.augment(new, which=which, alpha=0.1)
     assert list(found) == ["x", "z", "binary", "fitted", "se_fit", "conf_low", "conf_high"]
     assert found.index.equals(new.index) and found.iloc[3, 3:].isna().all()
     exog = sm.add_constant(new[["x", "z"]].drop(index=103)).to_numpy()

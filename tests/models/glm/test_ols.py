@@ -112,7 +112,7 @@ def test_intervals_of_new_responses():
     found = ours.get_prediction(new).summary_frame(0.1)
     assert list(found) == list(expected)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
-    both = ours.augment(new, interval="prediction", conf_level=0.9)[["conf_low", "conf_high"]]
+    both = ours.augment(new, interval="prediction", alpha=0.1)[["conf_low", "conf_high"]]
     np.testing.assert_allclose(both, expected[["obs_ci_lower", "obs_ci_upper"]], rtol=1e-8)
     logistic = fs.GLORE.from_formula("binary ~ x", partition(FRAME)).fit()
     with pytest.raises(NotAvailableError, match="the response is binary"):

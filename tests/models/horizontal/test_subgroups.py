@@ -140,7 +140,7 @@ def test_results_of_a_file_have_no_sites(tmp_path):
 
 def test_exponentials_and_pictures():
     found = logistic().subgroups("arm", ["stage", "sex"])
-    frame, ratios = found.tidy(0.9), found.tidy(0.9, exponentiate=True)
+    frame, ratios = found.tidy(0.1), found.tidy(0.1, exponentiate=True)
     np.testing.assert_allclose(np.exp(frame["conf_low"]), ratios["conf_low"])
     pd.testing.assert_series_equal(frame["std_error"], ratios["std_error"])
     ax = found.plot(exponentiate=True)

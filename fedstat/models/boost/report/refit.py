@@ -15,7 +15,7 @@ from scipy.stats import norm
 from scipy.stats import t as t_law
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.estimate import check_alpha
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet
@@ -449,6 +449,7 @@ class BoostPrediction:
     index: pd.Index
     t: Floats | None
 
+    @takes_alpha
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Means, and intervals of level 1 - alpha, with statsmodels' names.
 
@@ -460,7 +461,6 @@ class BoostPrediction:
             that were given, and by ``t`` of a curve. ``attrs["conditions"]`` says what they are conditional
             on.
         """
-        check_alpha(alpha)
         factor = float(t_law.isf(alpha / 2.0, self.df_resid))
         mean, se = self.predicted_mean, np.sqrt(self.var_pred_mean)
         of_one = np.sqrt(self.var_pred_mean + self.var_resid)
@@ -570,14 +570,16 @@ class SurfaceFit(DerivedReport):
             index=pd.Index(labels, name="learner"),
         )
 
-    def surface(self, learner: str, level: float = 0.95) -> pd.DataFrame:
+    @takes_alpha
+    def surface(self, learner: str, alpha: float = 0.05) -> pd.DataFrame:
         """Effect of a learner with intervals.
 
         Parameters
         ----------
         learner : str
             Its label, or what it is of.
-        level : float
+        alpha : float
+            One minus the level of intervals and band.
 
         Returns
         -------
@@ -592,12 +594,12 @@ class SurfaceFit(DerivedReport):
             raise ModelError(f"learner: expected one of those fitted, {known}; received {learner!r}")
         name, points, at = learner_points(self._held, place)
         random = np.random.default_rng([self._seed, place])
-        found = band(self._fitted, place, at, self._held.boosting.basis, level, DRAWS, random)
+        found = band(self._fitted, place, at, self._held.boosting.basis, 1.0 - alpha, DRAWS, random)
         G = found.estimate.shape[1]
         columns: dict[str, object] = {name: [point for point in points for _ in range(G)]}
         if design.time is not None:
             columns["t"] = np.tile(self._held.t, len(points))
-        z = float(norm.isf((1.0 - level) / 2.0))
+        z = float(norm.isf(alpha / 2.0))
         columns |= {"estimate": found.estimate.ravel(), "se": found.se.ravel()}
         for prefix, factor in (("", z), ("band_", found.factor)):
             columns[f"{prefix}lower"] = (found.estimate - factor * found.se).ravel()
