@@ -28,6 +28,7 @@ from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
 from fedstat.models.boost.results import BoostResults as BoostResults
 from fedstat.models.boost.results import LocalBoosts as LocalBoosts
 from fedstat.models.categories.evaluation import CategoryEvaluation as CategoryEvaluation
+from fedstat.models.categories.results import CategoryPrediction as CategoryPrediction
 from fedstat.models.categories.results import MultinomialResults as MultinomialResults
 from fedstat.models.categories.results import OrdinalResults as OrdinalResults
 from fedstat.models.categories.results import ProportionalOddsTest as ProportionalOddsTest

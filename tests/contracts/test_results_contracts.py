@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 from contracts.families import FAMILIES, FITS, MADE, PARTITIONS, result
 from contracts.golden import text_of
@@ -15,7 +16,7 @@ from contracts.over_families import over_families
 from numpy.testing import assert_allclose
 
 import fedstat as fs
-from fedstat.errors import FedstatError, ModelError
+from fedstat.errors import FedstatError, ModelError, NotAvailableError
 from fedstat.inference.estimate import LEVELS
 from fedstat.inference.summary import SEVERITIES, Note, Report, critical_notes
 from fedstat.models.results import CoefficientResults, Results
@@ -127,21 +128,30 @@ def test_predictions_of_new_rows(family):
     fit, table = family.base(), family.table().head(6)
     if not hasattr(fit, "predict"):
         pytest.fail("no predictions: say why in the registry")
-    new = (
-        table
-        if family.layout == "rows" or family.noisy
-        else family.partition(family.table().head(60), new_data=True)
-    )
-    found = fit.predict(new)
+    found = fit.predict(table)
     assert len(found) and np.isfinite(np.asarray(found, dtype=float)).all()
+    wide = polars.from_pandas(table)
+    for same in (table[list(reversed(table.columns))], table.to_dict("list"), wide, wide.to_arrow()):
+        assert_allclose(np.asarray(fit.predict(same), float), np.asarray(found, float), rtol=1e-12)
+    with pytest.raises(FedstatError, match="expected a table of rows that you hold"):
+        fit.predict([1.0, 2.0])
     if family.layout == "rows":
-        again = fit.predict(table[list(reversed(table.columns))])
-        assert_allclose(np.asarray(again, float), np.asarray(found, float), rtol=1e-12)
-        assert_allclose(
-            np.asarray(fit.predict(table.to_dict("list")), float), np.asarray(found, float), rtol=1e-12
-        )
         with pytest.raises(FedstatError, match=rf"\b{family.x}\b"):
             fit.predict(table.drop(columns=family.x))
+    elif not family.noisy:
+        there = fit.predict(family.partition(family.table().head(60), new_data=True))
+        assert np.isfinite(np.asarray(there, dtype=float)).all()
+    for name in ("predict", "get_prediction"):
+        call = getattr(type(fit), name, None)
+        assert call is None or list(inspect.signature(call).parameters)[1] == "exog", name
+    if not hasattr(fit, "get_prediction"):
+        return
+    try:
+        frame = fit.get_prediction(table).summary_frame(alpha=0.1)
+    except NotAvailableError:  # a fit without a covariance
+        return
+    assert list(frame)[:2] == ["mean", "mean_se"] and {"mean_ci_lower", "mean_ci_upper"} <= set(frame)
+    assert len(frame) % len(table) == 0
 
 
 PLANTED = Note("planted", "PLANTED", "critical")

@@ -35,7 +35,14 @@ from fedstat.models.boost.report import plots
 from fedstat.models.boost.report.effects import as_functions, effect_frame, learner_sheet, loss_rows
 from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
 from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis, repeated_rows
-from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
+from fedstat.models.boost.report.refit import (
+    GIVEN,
+    HALVES,
+    SELECTED,
+    BoostPrediction,
+    SurfaceFit,
+    fit_surfaces,
+)
 from fedstat.models.checks import HeldRows, check_choice, check_integer
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.results import CoefficientResults
@@ -145,6 +152,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
     (3, True, True, True)
     >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop
     ((2,), ['mape', 'rmse', 'rsquared'], 5)
+    >>> fit.get_prediction(table.head(2)).summary_frame().shape
+    (2, 6)
     >>> len(fit.surface(fit.importance.index[0])) > 0, bool(fit.plot("importance").has_data())
     (True, True)
     >>> type(fit.refit()).__name__, len(fit.entry_test(draws=19)), type(fit.split()).__name__
@@ -339,12 +348,12 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         """
         return effect_frame(self._record, self._place(learner), self._followed[1])
 
-    def predict(self, new: HeldRows, which: Literal["mean", "linear"] = "mean") -> pd.DataFrame | pd.Series:
+    def predict(self, exog: HeldRows, which: Literal["mean", "linear"] = "mean") -> pd.DataFrame | pd.Series:
         """Predict the response of the analyst's own rows, with the columns of the sites.
 
         Parameters
         ----------
-        new : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
         which : {"mean", "linear"}
             The mean, or for a family the predictor on the scale of its link; without a family both are the
             same.
@@ -355,17 +364,17 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         value is missing.
         """
         check_choice("which", which, ("mean", "linear"))
-        linear = predict_boosted(self._record, self._followed[1], self.offset, new)
+        linear = predict_boosted(self._record, self._followed[1], self.offset, exog)
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
-    def get_prediction(self, new: HeldRows) -> BoostPrediction:
+    def get_prediction(self, exog: HeldRows) -> BoostPrediction:
         """Predict with standard errors and intervals, which a boosted fit has not: those of its refit.
 
         They are the prediction of :meth:`refit` for the selected learners, conditional on the selection.
 
         Parameters
         ----------
-        new : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
 
         Returns
         -------
@@ -373,7 +382,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
             Its ``summary_frame(alpha=0.05)`` has the mean and a response that was not observed, by row and
             ``t`` of a curve.
         """
-        return self.refit().get_prediction(new)
+        return self.refit().get_prediction(exog)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
         """Compare predictions with responses, for your own rows: ``rsquared``, ``rmse`` and ``mape``.

@@ -116,6 +116,43 @@ class CategoryRecord(EstimateRecord):
     basis: RowsBasis
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoryPrediction:
+    """Predicted probabilities by row and category, with standard errors.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+    >>> predicted = fit.get_prediction(table.head(1))
+    >>> predicted.predicted_mean.round(2).tolist(), predicted.se_mean.shape, predicted.conf_int(0.1).shape
+    ([0.81, 0.13, 0.03, 0.02, 0.01], (5,), (5, 2))
+    >>> predicted.summary_frame().columns.tolist()
+    ['mean', 'mean_se', 'mean_ci_lower', 'mean_ci_upper']
+    """
+
+    predicted_mean: pd.Series
+    se_mean: pd.Series
+    test_distribution: Any
+
+    @takes_alpha
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of the probabilities: those of their logits, transformed."""
+        p = self.predicted_mean
+        with np.errstate(all="ignore"):
+            half = self.test_distribution.isf(alpha / 2.0) * self.se_mean / (p * (1.0 - p))
+            return pd.DataFrame({j: expit(logit(p) + sign * half) for j, sign in enumerate((-1.0, 1.0))})
+
+    @takes_alpha
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels."""
+        low, high = self.conf_int(alpha).to_numpy().T
+        columns = {"mean": self.predicted_mean, "mean_se": self.se_mean}
+        return pd.DataFrame({**columns, "mean_ci_lower": low, "mean_ci_upper": high})
+
+
 class CategoryResults(SiteFitsResults):
     """Results of a regression of categories.
 
@@ -211,13 +248,13 @@ class CategoryResults(SiteFitsResults):
     # -- probabilities ---------------------------------------------------------------------------
 
     def predict(
-        self, frame: HeldRows | None = None, which: Literal["prob", "linear", "category"] = "prob"
+        self, exog: HeldRows | None = None, which: Literal["prob", "linear", "category"] = "prob"
     ) -> Any:
         """Predict for rows that the caller holds.
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model, and of its offset; rows that lack one give NaN.
         which : {"prob", "linear", "category"}
             Probabilities, (rows, categories); linear predictors, (rows, categories - 1); or the category with
@@ -235,36 +272,33 @@ class CategoryResults(SiteFitsResults):
             No frame is given: the rows of the fit stay at the sites.
         """
         check_choice("which", which, ("prob", "linear", "category"))
-        frame = self._held(frame)
-        rows, seen = self._rows(frame)
+        exog = self._held(exog)
+        rows, seen = self._rows(exog)
         levels, eta = list(self.categories), rows.predictors(self._predictor_coefficients())
         found = eta if which == "linear" else probabilities(eta, rows.link)
         names = levels[:-1] if which == "linear" and self._proportional else levels[-found.shape[1] :]
-        table = pd.DataFrame(np.nan, index=frame.index, columns=names)
+        table = pd.DataFrame(np.nan, index=exog.index, columns=names)
         table.loc[seen] = found
         if which != "category":
             return table
-        likeliest = pd.Series(None, index=frame.index, dtype=object)
+        likeliest = pd.Series(None, index=exog.index, dtype=object)
         likeliest[seen] = np.array(levels, dtype=object)[found.argmax(axis=1)]
         return likeliest
 
-    @takes_alpha
-    def get_prediction(self, frame: HeldRows | None = None, alpha: float = 0.05) -> pd.DataFrame:
+    def get_prediction(self, exog: HeldRows | None = None) -> CategoryPrediction:  # type: ignore[override]
         """Predict probabilities with standard errors and intervals.
 
         Standard errors are by the delta method, intervals those of the logit of each probability.
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             As in :meth:`predict`.
-        alpha : float
-            One minus the level of the intervals.
 
         Returns
         -------
-        DataFrame
-            Index (row, category); ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``.
+        CategoryPrediction
+            By row and category; its ``summary_frame(alpha=0.05)`` has statsmodels' names.
 
         Examples
         --------
@@ -272,24 +306,21 @@ class CategoryResults(SiteFitsResults):
         >>> table = fs.datasets.make_hospitals()
         >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
         >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
-        >>> fit.get_prediction(table.head(1)).round(2).loc[0, "mean_ci_lower"].tolist()
+        >>> fit.get_prediction(table.head(1)).summary_frame().round(2).loc[0, "mean_ci_lower"].tolist()
         [0.75, 0.1, 0.02, 0.01, 0.0]
         """
-        frame = self._held(frame)
-        rows, seen = self._rows(frame)
+        held = self._held(exog)
+        rows, seen = self._rows(held)
         B, fit = self._predictor_coefficients(), self._record.fit
         P = probabilities(rows.predictors(B), rows.link)
         slopes = np.einsum("mca,mp->mcap", rows.probability_terms(B)[0], rows.X)
         slopes = slopes.reshape(*P.shape, -1) @ fit.map
         se = np.sqrt(np.maximum(np.einsum("mcq,qr,mcr->mc", slopes, fit.cov, slopes), 0.0))
-        with np.errstate(all="ignore"):
-            half = self._combined_distribution.isf(alpha / 2.0) * se / (P * (1.0 - P))
-            ends = [expit(logit(P) + sign * half) for sign in (-1.0, 1.0)]
-        values = np.full((len(frame), P.shape[1], 4), np.nan)
-        values[seen] = np.stack([P, se, *ends], axis=2)
-        index = pd.MultiIndex.from_product([frame.index, self.categories], names=["row", "category"])
-        columns = ["mean", "mean_se", "mean_ci_lower", "mean_ci_upper"]
-        return pd.DataFrame(values.reshape(-1, 4), index=index, columns=columns)
+        values = np.full((len(held), P.shape[1], 2), np.nan)
+        values[seen] = np.stack([P, se], axis=2)
+        index = pd.MultiIndex.from_product([held.index, self.categories], names=["row", "category"])
+        mean, error = (pd.Series(values[..., j].ravel(), index=index) for j in (0, 1))
+        return CategoryPrediction(mean, error, self._combined_distribution)
 
     @takes_alpha
     def plot_probabilities(
@@ -339,7 +370,7 @@ class CategoryResults(SiteFitsResults):
             raise ModelError(f"plot_probabilities: {what}; the model's columns are {', '.join(needed)}")
         x = np.asarray(values, dtype=float)
         frame = pd.DataFrame({name: [value] * len(x) for name, value in fixed.items()} | {column: x})
-        found = self.get_prediction(frame, alpha).drop(columns="mean_se")
+        found = self.get_prediction(frame).summary_frame(alpha).drop(columns="mean_se")
         bands = {str(level): found.xs(level, level="category").to_numpy().T for level in self.categories}
         held = "".join(f"{name} = {value}, " for name, value in fixed.items())
         title = f"{held}with pointwise {100 * (1 - alpha):g} % intervals"

@@ -67,8 +67,10 @@ def first_parameters(counts: Floats, M: Floats, link: str) -> Floats:
     """Parameters (q,) with which all rows have the probabilities of the counts (J,)."""
     width = len(counts) - 1
     B = np.zeros((width, len(M) // width))
-    B[:, 0] = constant_predictors(counts, link)
-    return np.asarray(M.T @ B.ravel())
+    # A site without rows of a category has no own fit, and this start is not used.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        B[:, 0] = constant_predictors(counts, link)
+        return np.asarray(M.T @ B.ravel())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from fedstat.inference.notes import Note
 from fedstat.inference.summary import CoefficientBlock
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_frame
+from fedstat.models.checks import HeldRows, check_frame
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula_glm import estimation
 from fedstat.models.copula_glm.design import ScoredDesign
@@ -42,7 +42,7 @@ from fedstat.typing import Floats
 NONE_HELD = "predictions for the sites' entities are values of single entities, which no budget pays for"
 
 
-def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRows:
+def design_rows(design: ScoredDesign, frame: HeldRows | None) -> PredictedRows:
     """Code complete rows, (m, p + 1) with the column of ones, still without a linear predictor.
 
     Values outside a range are at its end. A DesignError names an absent column, a column without numbers, and
@@ -273,12 +273,12 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         """Distribution of the response and its link."""
         return str(self._record.distribution)
 
-    def predict(self, frame: pd.DataFrame) -> pd.Series:
+    def predict(self, exog: HeldRows) -> pd.Series:
         """Predict the mean response of the analyst's own rows; it sends no request, and costs nothing.
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the formula, of any site; the response may be absent. Numbers outside the
             bounds of a column count at their end, as in the fit.
 
@@ -294,14 +294,14 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         ModelError
             There is no frame: values of the sites' entities are not released.
         """
-        return self._predicted(frame, None).predicted_mean
+        return self._predicted(exog, None).predicted_mean
 
-    def get_prediction(self, frame: pd.DataFrame) -> GLMPrediction:
+    def get_prediction(self, exog: HeldRows) -> GLMPrediction:
         """Predict with standard errors and intervals of the mean, which include the noise of the release.
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             See :meth:`predict`.
 
         Returns
@@ -316,9 +316,9 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         NotAvailableError
             No coefficients solve the released moments.
         """
-        return self._predicted(frame, self._cov())
+        return self._predicted(exog, self._cov())
 
-    def _predicted(self, frame: pd.DataFrame, cov: Floats | None) -> GLMPrediction:
+    def _predicted(self, frame: HeldRows, cov: Floats | None) -> GLMPrediction:
         rows = design_rows(self._record.design, frame)
         linear = rows.linear.copy()
         linear[rows.complete] = rows.X @ self.estimate.params

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import pandas as pd
 from scipy import stats
+from statsmodels.genmod import families
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
@@ -44,7 +45,7 @@ from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
-from fedstat.models.horizontal.prediction import held_rows
+from fedstat.models.horizontal.prediction import GLMPrediction, held_rows
 from fedstat.models.horizontal.results import RowsBasis, weight_line
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
@@ -314,7 +315,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
 
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["ratio", "linear"] = "ratio",
         *,
         reference: Literal["mean", "zero"] = "mean",
@@ -323,7 +324,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model; rows that lack one give NaN.
         which : {"ratio", "linear"}
             The hazard relative to the reference, or its logarithm.
@@ -344,10 +345,42 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         """
         check_choice("which", which, ("ratio", "linear"))
         check_choice("reference", reference, ("mean", "zero"))
-        found = self._predicted(frame).linear
+        found = self._predicted(exog).linear
         if reference == "mean":
             found = found - float(self._fit.design.mean @ self.estimate.params)
         return found if which == "linear" else exponentials(found)
+
+    def get_prediction(
+        self, exog: HeldRows | None = None, *, reference: Literal["mean", "zero"] = "mean"
+    ) -> GLMPrediction:
+        """Predict hazard ratios with standard errors and intervals.
+
+        Parameters
+        ----------
+        exog, reference
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        GLMPrediction
+            Of hazard ratios to the reference, whose logarithm is linear.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> fit.get_prediction({"age": [50, 70]}).summary_frame().iloc[:, 2:].round(2)
+           mean_ci_lower  mean_ci_upper
+        0           0.55           0.70
+        1           1.28           1.53
+        """
+        check_choice("reference", reference, ("mean", "zero"))
+        found, mean = self._predicted(exog), self._fit.design.mean * (reference == "mean")
+        rows = replace(found, linear=found.linear - float(mean @ self.estimate.params), X=found.X - mean)
+        return GLMPrediction(
+            rows.linear, rows.standard_errors(self._cov()), families.Poisson(), self._combined_distribution
+        )
 
     @takes_alpha
     def compare_profiles(self, frame: HeldRows, reference: HeldRows, *, alpha: float = 0.05) -> pd.DataFrame:

@@ -19,7 +19,6 @@ from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heter
 from fedstat.inference.homogeneity_tests import welch_test
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import number, two_digits, yes_or_no
-from fedstat.models.checks import HeldRows
 from fedstat.models.effects import no_times
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
@@ -27,7 +26,6 @@ from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, response_fu
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import OTHER_MODEL, TOO_SMALL, TWICE
-from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.response import RowsResponse
 from fedstat.models.horizontal.results import (
     OFFSET,
@@ -281,22 +279,6 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         MarginalEffects
         """
         return marginal_effects(cast(Any, self), at, method, atexog, dummy, count, columns)
-
-    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
-        """Predict means with standard errors and intervals for rows that the caller holds.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
-        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-        >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
-        >>> model.fit().get_prediction(table.head(2)).summary_frame().columns.tolist()
-        ['mean', 'mean_se', 'mean_ci_lower', 'mean_ci_upper']
-        """
-        rows = self._predicted(frame)
-        errors = rows.standard_errors(self._cov())
-        return GLMPrediction(rows.linear, errors, self.family, self._combined_distribution)
 
     def _compare_sites(self) -> Heterogeneity:
         # Own fits have Mancl and DeRouen's covariance of their clusters.

@@ -482,9 +482,9 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 3", record=GLMRecord)
             df = float(np.min(self.estimate.df[self._k_constant :])) - self.df_model + 1.0
         return float(stats.f.sf(self.fvalue, self.df_model, df)) if self.df_model else float("nan")
 
-    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
+    def get_prediction(self, exog: HeldRows | None = None) -> GLMPrediction:
         """Predict with standard errors, and intervals of mean and response (``obs_ci_lower``, ``_upper``)."""
-        found = super().get_prediction(frame)
+        found = super().get_prediction(exog)
         return GLMPrediction(found.linear, found.se_linear, found.family, found.test_distribution, self.scale)
 
     _SUMMARY = OLS_SUMMARY

@@ -245,7 +245,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
         """Variance inflation factor of every term; generalized ones for terms with several columns."""
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
 
-    def get_prediction(self, frame: HeldRows | None = None) -> GLMPrediction:
+    def get_prediction(self, exog: HeldRows | None = None) -> GLMPrediction:
         """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`.
 
         Examples
@@ -260,7 +260,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
         1  0.18     0.03           0.14           0.24
         """
         cov: Floats = self._cov()
-        rows = self._predicted(frame)
+        rows = self._predicted(exog)
         return GLMPrediction(
             rows.linear,
             rows.standard_errors(cov),
@@ -272,7 +272,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
     @overload
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: None = None,
@@ -282,7 +282,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
     @overload
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: Literal["confidence", "prediction"],
@@ -292,7 +292,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
     @takes_alpha
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         interval: Literal["confidence", "prediction"] | None = None,
@@ -302,7 +302,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
         which : {"mean", "linear"}
         interval : {"confidence", "prediction"}, optional
@@ -336,9 +336,9 @@ class GLMStatements(SiteFitsResults, RowsResults):
         [[0.19, 0.15, 0.25]]
         """
         if interval is None:
-            return super().predict(frame, which)
+            return super().predict(exog, which)
         check_choice("which", which, ("mean", "linear"))
-        found = self.augment(frame, which=which, interval=interval, alpha=alpha)
+        found = self.augment(exog, which=which, interval=interval, alpha=alpha)
         return found[["fitted", "conf_low", "conf_high"]]
 
     @takes_alpha

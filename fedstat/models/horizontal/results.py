@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import BY_KEY, NOTES
-from fedstat.models.horizontal.prediction import PredictedRows, held_rows, predict_rows
+from fedstat.models.horizontal.prediction import GLMPrediction, PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.horizontal.subgroups import Subgroups, subgroups
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -226,6 +226,34 @@ class DesignResults(CoefficientResults):
     def _predicted(self, frame: HeldRows | None, params: Floats | None = None) -> PredictedRows:
         params = self.estimate.params if params is None else params
         return predict_rows(self.basis.agreement, self._fit.design, params, self._held(frame))
+
+    def get_prediction(self, exog: HeldRows | None = None) -> GLMPrediction:
+        """Predict means with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`.
+
+        Parameters
+        ----------
+        exog : table of pandas, polars or pyarrow, or dict of columns
+            Rows that you hold, with the columns of the model; rows that lack one give NaN.
+
+        Raises
+        ------
+        NotAvailableError
+            No rows are given: those of the fit stay at the sites.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
+        >>> model.fit().get_prediction(table.head(2)).summary_frame().columns.tolist()
+        ['mean', 'mean_se', 'mean_ci_lower', 'mean_ci_upper']
+        """
+        rows, errors = self._predicted(exog), self._cov()
+        link = cast(DistributionSpec, self._link())
+        return GLMPrediction(
+            rows.linear, rows.standard_errors(errors), link.make(), self._combined_distribution
+        )
 
     _summed: ClassVar[str] = "rows"
     """What the sums of the fit are over."""
@@ -604,12 +632,12 @@ class RowsResults(DesignResults):
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(self, frame: HeldRows | None = None, which: Literal["mean", "linear"] = "mean") -> pd.Series:
+    def predict(self, exog: HeldRows | None = None, which: Literal["mean", "linear"] = "mean") -> pd.Series:
         """Predict for rows that the caller holds.
 
         Parameters
         ----------
-        frame : pandas, polars or pyarrow table, or dict of columns
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
         which : {"mean", "linear"}
 
@@ -636,7 +664,7 @@ class RowsResults(DesignResults):
         [-1.42, -1.48, -0.76]
         """
         check_choice("which", which, ("mean", "linear"))
-        eta = self._predicted(frame).linear
+        eta = self._predicted(exog).linear
         if which == "linear":
             return eta
         return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)

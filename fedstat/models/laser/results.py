@@ -28,7 +28,7 @@ from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
 from fedstat.models.results import Results
 from fedstat.models.vertical.layout import list_terms, site_blocks
-from fedstat.models.vertical.prediction.predictor import entities_of
+from fedstat.models.vertical.prediction.predictor import NewEntities, columns_read, entities_of
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
 
@@ -252,12 +252,12 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """Classes of the response, ascending; none for a normal one."""
         return self._record.fitted.trained.outcome.classes
 
-    def predict_proba(self, partition: ClientPartition | pd.DataFrame, at: str = "average") -> pd.DataFrame:
+    def predict_proba(self, exog: NewEntities, at: str = "average") -> pd.DataFrame:
         """Predict the probabilities of the classes of every entity, from the sites that have it.
 
         Parameters
         ----------
-        partition : ClientPartition or DataFrame
+        exog : ClientPartition, table of pandas, polars or pyarrow, or dict of columns
             With one or more sites of the fit. A site that has left has no entity. A table of entities that
             you hold, with the columns of the fit, is split by site; a site has a row with a value in one
             of its columns.
@@ -281,7 +281,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
         head, fitted = self._head(at), self._record.fitted
-        new, index = entities_of(partition, fitted.specs)
+        new, index = entities_of(exog, columns_read(fitted.specs))
         found = predict_networks(fitted, new, "predict_proba()", head)
         return pd.DataFrame(found.predicted, index=index, columns=list(self.classes))
 
@@ -299,9 +299,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             )
         return fitted.sites.index(at)
 
-    def predict(
-        self, partition: ClientPartition | pd.DataFrame, *, threshold: float | None = None
-    ) -> pd.Series:
+    def predict(self, exog: NewEntities, *, threshold: float | None = None) -> pd.Series:
         """Predict the mean of a normal response, otherwise the most probable class.
 
         New entities are a partition, or a table that you hold; see :meth:`predict_proba`.
@@ -310,7 +308,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """
         if threshold is not None:
             check_threshold(threshold, len(self.classes))
-        new, index = entities_of(partition, self._record.fitted.specs)
+        new, index = entities_of(exog, columns_read(self._record.fitted.specs))
         found = predict_networks(self._record.fitted, new, "predict()")
         points = points_of(self._record.fitted, found.predicted, 0.5 if threshold is None else threshold)
         return pd.Series(points, index=index)
@@ -318,7 +316,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     @takes_alpha
     def predict_set(
         self,
-        partition: ClientPartition | pd.DataFrame,
+        exog: NewEntities,
         alpha: float = 0.1,
         *,
         conditional: Conditional | None = None,
@@ -331,7 +329,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
         Parameters
         ----------
-        partition : ClientPartition or DataFrame
+        exog : ClientPartition or table
             See :meth:`predict_proba`.
         alpha : float
         conditional : {"label"}, optional
@@ -355,7 +353,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         scores = self._scores()
         if conditional not in (None, "label") or (conditional and not self.classes):
             raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
-        new, index = entities_of(partition, self._record.fitted.specs)
+        new, index = entities_of(exog, columns_read(self._record.fitted.specs))
         found = predict_networks(self._record.fitted, new, "predict_set()")
         return ConformalSets(self._record.fitted, scores, alpha, conditional == "label").frame(found, index)
 

@@ -25,11 +25,13 @@ from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import FAMILY, OpenNewRowsRequest, OpenRequest, PredictRequest
 from fedstat.models.m2sem.specification import ColumnsSchema, who_has_whom
 from fedstat.models.run import run_analysis
+from fedstat.models.vertical.prediction.predictor import NewEntities, entities_of
 from fedstat.typing import Floats, Ints
 
 
-def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.DataFrame:
-    """Probabilities of clusters of a partition's entities, (n, K); the shares if no site has an entity."""
+def predict_clusters(record: M2SEMRecord, exog: NewEntities) -> pd.DataFrame:
+    """Probabilities of clusters of new entities, (n, K); the shares if no site has an entity."""
+    partition, index = entities_of(exog, {site: _columns_of(held) for site, held in record.sites.items()})
     check_layout("predict()", partition, "vertical")
     fitted = present(record, partition)
     session = partition._new_session()
@@ -50,7 +52,7 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     D = np.zeros((partition.n_entities, K - 1))
     D[here] = run_analysis(analysis, protocol, ledger)
     r = softmax(np.log(record.shares) + np.column_stack([D, np.zeros(len(D))]), axis=1)
-    return pd.DataFrame(r, index=partition.entities, columns=record.clusters)
+    return pd.DataFrame(r, index=index, columns=record.clusters)
 
 
 def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedSite]:

@@ -12,7 +12,6 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Reply
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import LedgerLike, takes_alpha
 from fedstat.inference.mixtures import (
     OutsideResults,
@@ -40,6 +39,7 @@ from fedstat.models.m2sem.tables import (
     with_share_errors,
 )
 from fedstat.models.results import Results
+from fedstat.models.vertical.prediction.predictor import NewEntities
 from fedstat.progress_line import shows_progress
 from fedstat.typing import Array, Bools
 
@@ -201,14 +201,15 @@ class M2SEMResults(
         posterior = self.posterior
         return pd.Series(posterior.to_numpy().argmax(axis=1) + 1, index=posterior.index, name="cluster")
 
-    def predict(self, partition: ClientPartition) -> pd.DataFrame:
-        """Probabilities of the clusters for the entities of a partition, from any available modalities.
+    def predict(self, exog: NewEntities) -> pd.DataFrame:
+        """Probabilities of the clusters for new entities, from any available modalities.
 
         Parameters
         ----------
-        partition : ClientPartition
-            With some or all of the sites of the fit; entities that a site lacks, and missing cells, are
-            allowed. Sums are masked with three or more sites; otherwise parts are sent unmasked.
+        exog : ClientPartition, table of pandas, polars or pyarrow, or dict of columns
+            A partition with some or all of the sites of the fit, or rows that you hold; entities that a site
+            lacks, and missing cells, are allowed. Sums are masked with three or more sites; otherwise parts
+            are sent unmasked.
 
         Returns
         -------
@@ -222,7 +223,7 @@ class M2SEMResults(
         DesignError
             A column has a level that does not occur in the fit.
         """
-        return predict_clusters(self._record, partition)
+        return predict_clusters(self._record, exog)
 
     def factor_scores(self, site: str) -> pd.DataFrame:
         """Request from a site the factor scores of its entities, (n, Q of every modality).

@@ -739,7 +739,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
 
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["mean", "linear"] = "mean",
         *,
         effects: pd.DataFrame | None = None,
@@ -748,7 +748,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model; rows that lack one give NaN.
         which : {"mean", "linear"}
             The mean of the response, or the linear predictor. Without `effects` the mean is that of a group
@@ -779,11 +779,11 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         """
         check_choice("which", which, ("mean", "linear"))
         fit = self._record.fit
-        frame = self._held(frame)
-        found = self._predicted(frame)
+        exog = self._held(exog)
+        found = self._predicted(exog)
         eta = found.linear.copy()
         if effects is not None:
-            eta[found.complete] += self._added(frame[found.complete], effects)
+            eta[found.complete] += self._added(exog[found.complete], effects)
         if which == "linear" or fit.sums is not None:
             return eta
         return pd.Series(fit.distribution.make().link.inverse(eta.to_numpy()), index=eta.index)

@@ -11,7 +11,6 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike, takes_alpha
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
@@ -23,7 +22,12 @@ from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
-from fedstat.models.vertical.prediction.predictor import VerticalPredictions, entities_of, one_table
+from fedstat.models.vertical.prediction.predictor import (
+    NewEntities,
+    VerticalPredictions,
+    columns_read,
+    entities_of,
+)
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.notes import fit_notes
@@ -308,9 +312,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(
-        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
-    ) -> pd.Series:
+    def predict(self, exog: NewEntities | None = None) -> pd.Series:
         """Predict the mean response from the blocks that an entity has.
 
         The mean (a probability or a rate if the response is not normal) is averaged over the missing blocks,
@@ -320,23 +322,21 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
         Parameters
         ----------
-        partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks. Sites may be absent, and the response is not
-            needed (see ``new_data=True`` of its constructors). The default is :attr:`fittedvalues`, if the
-            fit has them. Or a DataFrame with columns of the fit: rows that the analyst has, for which nothing
-            is requested. A site lacks a row without a value in any of its columns.
-        exog : DataFrame, optional
-            statsmodels' name of such a table.
+        exog : ClientPartition, table of pandas, polars or pyarrow, or dict of columns, optional
+            New entities, with any pattern of missing blocks. Of a partition, sites may be absent, and the
+            response is not needed (see ``new_data=True`` of its constructors). A table has columns of the
+            fit: rows that the analyst has, for which nothing is requested. A site lacks a row without a value
+            in any of its columns. The default is :attr:`fittedvalues`, if the fit has them.
 
         Returns
         -------
         Series
-            One value per entity, or per row of the DataFrame with its index.
+            One value per entity, or per row of the table with its index.
 
         Raises
         ------
         ModelError
-            The table has no column of the fit, or both are given.
+            The table has no column of the fit.
 
         Examples
         --------
@@ -348,14 +348,11 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         >>> fit.predict(firms).index.tolist(), fit.get_prediction(firms).summary_frame().shape
         (['one', 'other'], (2, 6))
         """
-        partition = one_table(partition, exog)
-        if partition is None:
+        if exog is None:
             return self.fittedvalues.rename(None)
-        return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
+        return self._prediction(exog, mean_only=True).predicted_mean.rename(None)
 
-    def get_prediction(
-        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
-    ) -> Predictions:
+    def get_prediction(self, exog: NewEntities | None = None) -> Predictions:
         """Predict the mean response with intervals, which are wider for entities that lack more blocks.
 
         The intervals account for all estimated parameters. In addition to the linear predictor of each
@@ -365,17 +362,15 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
         Parameters
         ----------
-        partition : ClientPartition, optional
+        exog : ClientPartition or table, optional
             As in :meth:`predict`; the default is the partition of the fit.
-        exog : DataFrame, optional
-            As in :meth:`predict`.
 
         Returns
         -------
         PredictionResults or GLMPredictionResults
             If the response is normal, with intervals of a new response as well.
         """
-        return self._prediction(one_table(partition, exog), mean_only=False)
+        return self._prediction(exog, mean_only=False)
 
     def _fitted_mean(self) -> FittedMean:
         fit = self._fit
@@ -395,19 +390,15 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         self._check_no_offset("evaluate")
         return self.response
 
-    def _prediction(
-        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
-    ) -> Predictions:
-        """Predict for the entities of a partition; the default is the partition of the fit."""
+    def _prediction(self, exog: NewEntities | None, *, mean_only: bool) -> Predictions:
+        """Predict for new entities; the default is the partition of the fit."""
         raise NotImplementedError
 
-    def _linear(
-        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
-    ) -> LinearPredictors:
-        """Return linear predictors of the entities of a partition; the default is that of the fit."""
-        if partition is None:
-            partition = self._need_model("get_prediction without a partition").partition
-        entities, index = entities_of(partition, self.specs)
+    def _linear(self, exog: NewEntities | None, *, mean_only: bool) -> LinearPredictors:
+        """Return linear predictors of new entities; the default is the partition of the fit."""
+        if exog is None:
+            exog = self._need_model("get_prediction without a partition").partition
+        entities, index = entities_of(exog, columns_read(self.specs))
         found = predict_linear(self._predictor(), entities, mean_only=mean_only)
         parts = {name: getattr(found, name).set_axis(index) for name in ("mean", "variance", "blocks")}
         return replace(found, **parts)

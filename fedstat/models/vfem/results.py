@@ -24,6 +24,7 @@ from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
 from fedstat.models.vertical.joint_normal.edges import Between
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
+from fedstat.models.vertical.prediction.predictor import NewEntities
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
@@ -415,10 +416,8 @@ class VFEMResults(
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def _prediction(
-        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
-    ) -> PredictionResults:
-        linear = self._linear(partition, mean_only=mean_only)
+    def _prediction(self, exog: NewEntities | None, *, mean_only: bool) -> PredictionResults:
+        linear = self._linear(exog, mean_only=mean_only)
         return PredictionResults(linear, self.scale, self._test_distribution)
 
     @takes_alpha
@@ -649,10 +648,8 @@ class VFEMGLMResults(
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def _prediction(
-        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
-    ) -> GLMPredictionResults:
-        return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
+    def _prediction(self, exog: NewEntities | None, *, mean_only: bool) -> GLMPredictionResults:
+        return GLMPredictionResults(self._linear(exog, mean_only=mean_only), self._fit.distribution)
 
     _SUMMARY = (
         ("Dep. Variable", "estimate.response", ""),

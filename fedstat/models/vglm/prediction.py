@@ -18,11 +18,12 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import (
+    NewEntities,
     VerticalPredictions,
     VerticalPredictor,
+    columns_read,
     covariance_factor,
     entities_of,
-    one_table,
 )
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
@@ -169,34 +170,29 @@ class SelectionPredictions(VerticalPredictions):
     _centers: Floats | None = None
     """Means of the columns, for a fit in this session."""
 
-    def predict(
-        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
-    ) -> pd.Series:
+    def predict(self, exog: NewEntities | None = None) -> pd.Series:
         """Predict the mean response at the penalized estimates.
 
         The coordinator receives linear predictors of every site's columns, one value per entity.
 
         Parameters
         ----------
-        partition : ClientPartition, optional
-            New entities (see ``new_data=True`` of its constructors); the default is that of the fit. Or a
-            DataFrame with columns of the fit, rows that the analyst has: nothing is requested for them.
-        exog : DataFrame, optional
-            statsmodels' name of such a table.
+        exog : ClientPartition, table of pandas, polars or pyarrow, or dict of columns, optional
+            New entities (see ``new_data=True`` of the constructors of a partition), or rows that the analyst
+            has, with columns of the fit: nothing is requested for them. The default is the partition of the
+            fit.
 
         Returns
         -------
         Series
-            By entity, or by row of the DataFrame; nan where a site lacks it. With missing="em", the mean
+            By entity, or by row of the table; nan where a site lacks it. With missing="em", the mean
             linear predictor replaces a block that a site lacks: the expectation given the observed blocks.
         """
-        given, predictor = self._of_fit(one_table(partition, exog), "predict"), self._with_specs()
-        entities, index = entities_of(given, predictor.specs)
+        given, predictor = self._of_fit(exog, "predict"), self._with_specs()
+        entities, index = entities_of(given, columns_read(predictor.specs))
         return predict_means(predictor, entities).set_axis(index)
 
-    def get_prediction(
-        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
-    ) -> GLMPrediction:
+    def get_prediction(self, exog: NewEntities | None = None) -> GLMPrediction:
         """Predict the mean response with standard errors and intervals, conditional on the selection.
 
         They belong to the estimates that the summary shows: with the lasso, the elastic net and
@@ -208,9 +204,7 @@ class SelectionPredictions(VerticalPredictions):
 
         Parameters
         ----------
-        partition : ClientPartition, optional
-            As in :meth:`predict`; the default is that of the fit.
-        exog : DataFrame, optional
+        exog : ClientPartition or table, optional
             As in :meth:`predict`.
 
         Returns
@@ -226,9 +220,9 @@ class SelectionPredictions(VerticalPredictions):
         """
         (predictor, cov), given = (
             self._with_errors(),
-            self._of_fit(one_table(partition, exog), "get_prediction"),
+            self._of_fit(exog, "get_prediction"),
         )
-        entities, index = entities_of(given, predictor.specs)
+        entities, index = entities_of(given, columns_read(predictor.specs))
         linear, projection = predict_linear(predictor, entities, cov)
         assert projection is not None
         errors = np.where(np.isnan(linear), np.nan, np.linalg.norm(projection, axis=1))
@@ -266,11 +260,9 @@ class SelectionPredictions(VerticalPredictions):
         formula = self._model.formula
         return ResponseSource(self._record.predictor.holder, formula.response, formula.response_columns)
 
-    def _of_fit(
-        self, partition: ClientPartition | pd.DataFrame | None, call: str
-    ) -> ClientPartition | pd.DataFrame:
-        if partition is not None:
-            return partition
+    def _of_fit(self, exog: NewEntities | None, call: str) -> NewEntities:
+        if exog is not None:
+            return exog
         if self._model is None:
             raise NotAvailableError(f"results from a file have no entities: give a partition to {call}")
         return self._model.partition

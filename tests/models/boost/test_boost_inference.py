@@ -126,7 +126,7 @@ def test_a_number_is_predicted_with_the_intervals_of_least_squares():
     assert list(found) == list(known)
     np.testing.assert_allclose(found, known, rtol=1e-4)
     assert "conditional on the learners that boosting selected" in found.attrs["conditions"]
-    with pytest.raises(ModelError, match="interval: expected a level"):
+    with pytest.raises(ModelError, match="expected alpha between 0 and 1"):
         result.get_prediction(FRAME).summary_frame(95)
 
 

@@ -302,7 +302,7 @@ def test_ordinal_effects_are_differences_of_predictions(ordinal):
 def test_probabilities_have_intervals(ordinal, multinomial):
     new = pd.DataFrame({"hours": [4.0, np.nan, 9.0], "tutor": "yes", "track": "a"})
     for fit in (ordinal, multinomial):
-        frame = fit.get_prediction(new)
+        frame = fit.get_prediction(new).summary_frame()
         P = fit.predict(new)
         assert_allclose(frame["mean"].to_numpy().reshape(3, 4), P)
         assert P.iloc[1].isna().all() and frame.loc[1].isna().all().all()
@@ -310,7 +310,7 @@ def test_probabilities_have_intervals(ordinal, multinomial):
         assert fit.predict(new, which="category").isna().tolist() == [False, True, False]
     theta = ordinal.thresholds.loc["poor/fair"]
     row = pd.DataFrame({"hours": [0.0], "tutor": "no", "track": "a"})
-    first = ordinal.get_prediction(row).loc[(0, "poor")]
+    first = ordinal.get_prediction(row).summary_frame().loc[(0, "poor")]
     assert_allclose(first["mean_se"], theta["std_error"] * first["mean"] * (1 - first["mean"]), rtol=1e-9)
 
 

@@ -63,7 +63,5 @@ def test_errors_of_a_table(partition):
     fit = fs.VFEMRegression.from_formula("y ~ .", partition).fit()
     with pytest.raises(ModelError, match="no value in a column of the fit, which are"):
         fit.predict(pd.DataFrame({"other": [1.0]}))
-    with pytest.raises(ModelError, match="expected a ClientPartition, or a pandas DataFrame"):
+    with pytest.raises(ModelError, match="entities at the sites are a ClientPartition"):
         fit.predict([1.0, 2.0])
-    with pytest.raises(ModelError, match="give only one"):
-        fit.predict(partition, exog=pd.DataFrame())

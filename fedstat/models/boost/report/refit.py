@@ -606,7 +606,7 @@ class SurfaceFit(DerivedReport):
             columns[f"{prefix}upper"] = (found.estimate + factor * found.se).ravel()
         return pd.DataFrame(columns)
 
-    def get_prediction(self, new: HeldRows) -> BoostPrediction:
+    def get_prediction(self, exog: HeldRows) -> BoostPrediction:
         """Predict the response of rows that you hold, with intervals.
 
         Of the mean, and of a response that was not observed: the errors' covariance along a curve follows
@@ -614,7 +614,7 @@ class SurfaceFit(DerivedReport):
 
         Parameters
         ----------
-        new : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             Rows with columns as the sites have them.
 
         Returns
@@ -623,17 +623,17 @@ class SurfaceFit(DerivedReport):
             Its ``summary_frame(alpha=0.05)`` has statsmodels' names.
         """
         fitted, design, basis = self._fitted, self._held.boosting.design, self._held.boosting.basis
-        new = own_rows(new)
-        complete, _, columns = new_columns(self._held, new)
+        exog = own_rows(exog)
+        complete, _, columns = new_columns(self._held, exog)
         chosen = zip(fitted.learners, fitted.parts, strict=True)
         Z = np.column_stack([columns[:, design.columns(p)] @ part for p, part in chosen])
-        mean = np.full((len(new), len(basis)), np.nan)
+        mean = np.full((len(exog), len(basis)), np.nan)
         variances = mean.copy()
         mean[complete] = self._start + Z @ fitted.B @ basis.T
         variances[complete] = mean_variances(fitted, Z, basis)
         t = None if design.time is None else self._held.t
         df, errors = fitted.rows - len(fitted.B), error_variances(fitted, basis)
-        return BoostPrediction(mean, variances, errors, df, self.conditions, new.index, t)
+        return BoostPrediction(mean, variances, errors, df, self.conditions, exog.index, t)
 
     def plot(self, learner: str, ax: Axes | None = None) -> Axes:
         """Draw an effect, of one argument with its intervals."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import kind_of, to_pandas
+from fedstat.models.checks import HeldRows, check_frame
 from fedstat.models.effects import no_times
 from fedstat.models.margins import AT_MEAN, BY_COLUMN, MarginalEffects
 from fedstat.models.results import CoefficientResults
@@ -125,22 +125,29 @@ ROWS, ROW = "rows of the table", "_row_"
 """Name of the place that lists the rows of a table of new entities, and of their key."""
 
 
-def as_partition(table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]) -> ClientPartition:
-    """Return new entities as a partition; a table of the analyst is split by site, in this process.
+NewEntities: TypeAlias = ClientPartition | HeldRows
+"""Entities of a prediction: a partition, or rows that the caller holds."""
 
-    A site has the rows with a value in one of its columns; it is absent without any of its columns. Raises
-    ModelError if the table has no column of the fit.
+
+def columns_read(specs: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """Return the columns that each site reads, from the coding of its columns."""
+    return {site: BlockSpec.from_json(spec).columns for site, spec in specs.items()}
+
+
+def entities_of(
+    new: NewEntities, read: Mapping[str, Sequence[str]], call: str = "predict"
+) -> tuple[ClientPartition, pd.Index]:
+    """Return new entities as a partition, and the index of what is predicted for them.
+
+    A table of the analyst is split by site, in this process: a site has the rows with a value in one of the
+    columns that it `read` for the fit, and is absent without any of these columns. Raises ModelError if the
+    table has no column of the fit.
     """
-    if isinstance(table, ClientPartition):
-        return table
-    if not isinstance(table, pd.DataFrame):
-        raise ModelError(
-            "expected a ClientPartition, or a pandas DataFrame with the columns of the fit; received "
-            f"{kind_of(table)}{to_pandas(table)}"
-        )
+    if isinstance(new, ClientPartition):
+        return new, new.entities
+    table = check_frame(call, new, "entities at the sites are a ClientPartition")
     keyed = table.reset_index(drop=True).assign(**{ROW: np.arange(len(table))})
     frames = {ROWS: keyed[[ROW]]}
-    read = {site: BlockSpec.from_json(spec).columns for site, spec in specs.items()}
     for site, names in read.items():
         if any(name in table for name in names):
             # A column that the table lacks is missing in every row.
@@ -151,24 +158,8 @@ def as_partition(table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]
         raise ModelError(f"the table has no value in a column of the fit, which are {wanted}")
     # The analyst holds these rows, so that no owner restricts what is computed from them.
     own_rows = Policy(min_count=1, min_level_count=1)
-    return ClientPartition.from_frames(frames, on=ROW, new_data=True, min_count=1, policy=own_rows)
-
-
-def entities_of(
-    table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]
-) -> tuple[ClientPartition, pd.Index]:
-    """Return new entities as a partition, and the index of what is predicted for them."""
-    new = as_partition(table, specs)
-    return new, new.entities if isinstance(table, ClientPartition) else table.index
-
-
-def one_table(
-    partition: ClientPartition | pd.DataFrame | None, exog: pd.DataFrame | None
-) -> ClientPartition | pd.DataFrame | None:
-    """Return the entities of a prediction, of which `exog` is statsmodels' name."""
-    if partition is not None and exog is not None:
-        raise ModelError("partition, exog: give only one of them")
-    return partition if exog is None else exog
+    held = ClientPartition.from_frames(frames, on=ROW, new_data=True, min_count=1, policy=own_rows)
+    return held, table.index
 
 
 class VerticalPredictions(CoefficientResults):
