@@ -25,6 +25,7 @@ SPLINE = re.compile(rf"(\b(?:bs|cr|cc)\({_balanced(4)}\))\[(\d+)\]")
 MOST_PERMUTED = 4
 """Factors of a product of which a text is searched for in every order."""
 _QUOTED_OR_SIGN = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|[()\[\]:]")
+_QUOTED_OR_COMMA = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|[(),]")
 _WORDS = re.compile(r"\"[^\"]*\"|'[^']*'|\w+|[^\w\s]")
 
 
@@ -122,18 +123,25 @@ def short_names(names: Sequence[str]) -> tuple[str, ...]:
     ('x', 'bs(log(z))[0]:c[a]', 'cr(x, df=3)[0]', 'cr(x, df=4)[0]')
     """
     texts = dict.fromkeys(found[1] for name in names for found in SPLINE.finditer(name))
-    short = {text: _without_options(text) for text in texts}
+    short = {text: without_options(text) for text in texts}
     shared = {one for one, count in Counter(short.values()).items() if count > 1}
     kept = {text: text if one in shared else one for text, one in short.items()}
     return tuple(SPLINE.sub(lambda found: f"{kept[found[1]]}[{found[2]}]", name) for name in names)
 
 
-def _without_options(text: str) -> str:
+def without_options(text: str) -> str:
+    """Leave out the options of a call.
+
+    Examples
+    --------
+    >>> without_options("cr(`a, b`, df=4)")
+    'cr(`a, b`)'
+    """
     depth = 0
-    for i, character in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 1:
-            return f"{text[:i]})"
+    for found in _QUOTED_OR_COMMA.finditer(text):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if found[0] == "," and depth == 1:
+            return f"{text[: found.start()]})"
     return text
 
 

@@ -43,6 +43,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     Transform,
     Tree,
     contrast_matrix,
+    has_knots,
     iter_columns,
     iter_transforms,
 )
@@ -378,9 +379,9 @@ def written_state(transform: Transform) -> dict[Any, Any] | None:
 
     Means that are to be constrained are assumed. Raises a FormulaError for knots that do not ascend.
     """
-    options = dict(transform.options)
-    if not {"knots", "lower_bound", "upper_bound"} <= options.keys() or "df" in options:
+    if not has_knots(transform):
         return None
+    options = dict(transform.options)
     # Nothing is computed of data: knots and bounds as written are the whole state of the spline.
     places = np.array([options["lower_bound"], *options["knots"], options["upper_bound"]], dtype=np.float64)  # type: ignore[misc]
     if not (np.diff(places) > 0.0).all():

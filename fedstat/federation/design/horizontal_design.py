@@ -12,7 +12,7 @@ import numpy as np
 from fedstat import codec
 from fedstat.errors import AliasedColumnsError, DesignError, SpellingWarning, warn
 from fedstat.federation.design.checks import check_references, name_all
-from fedstat.federation.design.coding import BlockSpec, plain_state
+from fedstat.federation.design.coding import BlockSpec, TransformStates, plain_state
 from fedstat.federation.design.horizontal_steps import NamedColumns, RowsCoding, varying
 from fedstat.federation.design.levels import (
     SiteColumns,
@@ -22,6 +22,7 @@ from fedstat.federation.design.levels import (
     spelling_doubts,
 )
 from fedstat.federation.design.site_rows import INTERCEPT, RowsRequest
+from fedstat.federation.design.spline_knots import agree_knots
 from fedstat.federation.design.transform_states import agree_states, assumed_states
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import TABLE_OF_COUNTS
@@ -116,11 +117,20 @@ def agree_rows(
 
 
 def agree_transforms(agreement: RowsSchema, session: str, *, masked: bool = False) -> FitProtocol[RowsSchema]:
-    """Agree on the state of transforms; `masked`: from masked sums."""
+    """Agree on knots and on the state of transforms; `masked`: from masked sums."""
     sites = [row.site for row in agreement.sites]
-    states = agree_states(agreement.question, sites, rows_request(session), added=masked)
-    state = yield from masked_protocol(states, sites, session, sums_only=True) if masked else states
-    return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
+    parts = _knots_and_states(agreement.question, sites, session, masked)
+    question, state = yield from masked_protocol(parts, sites, session, sums_only=True) if masked else parts
+    spec = replace(agreement.spec, terms=question.every_term, state=plain_state(state))
+    return replace(agreement, question=question, spec=spec)
+
+
+def _knots_and_states(
+    question: RowsRequest, sites: Sequence[str], session: str, masked: bool
+) -> FitProtocol[tuple[RowsRequest, TransformStates]]:
+    request = rows_request(session)
+    question = yield from agree_knots(question, sites, request)
+    return question, (yield from agree_states(question, sites, request, added=masked))
 
 
 def agree_coding(

@@ -35,6 +35,7 @@ from fedstat.federation.design.site_rows import (
     rows_key,
     subset_counts,
 )
+from fedstat.federation.design.spline_knots import KnotsRequest, count_intervals
 from fedstat.federation.design.transform_states import (
     ColumnExtremes,
     TransformRequest,
@@ -645,12 +646,21 @@ OPEN_ROWS = (
 
 step(
     FAMILY,
-    "survey_rows transform_sums",
+    "survey_rows count_intervals transform_sums",
     request=TransformRequest,
     releases={"sums": aggregate("sums for the transforms of the formula", 2, maskable=True, wide=True)},
     rows_behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
     requests=aggregate("transforms, with their state so far", common=True),
 )(transform_sums)
+
+step(
+    FAMILY,
+    "survey_rows count_intervals",
+    request=KnotsRequest,
+    releases={"counts": aggregate("rows by interval, for knots", maskable=True, wide=True)},
+    rows_behind=(EntityCount, RowCount, RowsUsed, LevelRowCounts, ColumnSums),
+    requests=aggregate("splines of the formula, and ends of intervals", common=True),
+)(count_intervals)
 
 
 @step(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,16 @@ from fedstat.federation.design.formula.facts import (
     subset_facts,
     term_facts,
 )
-from fedstat.federation.design.formula.syntax_tree import Category, Column, Survival, iter_transforms
+from fedstat.federation.design.formula.syntax_tree import (
+    Category,
+    Column,
+    Survival,
+    Transform,
+    has_knots,
+    inner_knots,
+    iter_transforms,
+    with_places,
+)
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts
@@ -74,6 +84,8 @@ class RowsRequest:
     columns of groups: clusters, strata. `effects` are the designs of random effects, whose columns are among
     `columns` as well. `curves` are integrated, so no long stretch of one may be unknown; a
     `curve_response` replaces the response. All comparisons of `subset` hold for the rows that are used.
+    `placed` are the splines whose knots were found from counts: what the analyst wrote, by what the terms
+    have now.
     """
 
     response: str
@@ -89,6 +101,7 @@ class RowsRequest:
     curves: tuple[str, ...] = ()
     curve_response: str = ""
     subset: tuple[str, ...] = ()
+    placed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_times(self) -> bool:
@@ -137,10 +150,11 @@ class RowsRequest:
         return " & ".join(self.subset)
 
     def to_json(self) -> str:
-        """Write the question as JSON text, without a subset as before there were any."""
+        """Write the question as JSON text, without a subset and found knots as before there were any."""
         plain = codec.to_plain(self)
-        if not self.subset:
-            del plain["subset"]
+        for name in ("subset", "placed"):
+            if not plain[name]:
+                del plain[name]
         return json.dumps(plain, allow_nan=False)
 
     @classmethod
@@ -159,6 +173,8 @@ class RowsRequest:
         n_terms = len(self.terms) + sum(1 + len(one.terms) for one in self.effects)
         if max(n_terms, len(self.needed)) > MOST_NAMES:
             raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
+        if not all(_is_placed(new, old) for new, old in self.placed.items()):
+            raise MessageError("the question about a table's rows has knots for other splines")
         if self.curve_response:
             if self.response or self.response_columns:
                 raise MessageError("the question about a table's rows has two responses")
@@ -217,6 +233,17 @@ class RowsRequest:
     def read_every_term(self) -> tuple[Term, ...]:
         """Read the fixed terms, and those of random effects, again, checked."""
         return read_terms(self.every_term, self.columns) if self.every_term else ()
+
+
+def _is_placed(new: str, old: str) -> bool:
+    """Return whether a text is a spline with knots, and another one the same spline without."""
+    spline, asked = (parse_expression(text).tree for text in (new, old))
+    if not (isinstance(spline, Transform) and isinstance(asked, Transform) and has_knots(spline)):
+        return False
+    options: dict[str, Any] = dict(spline.options)
+    places = (options["lower_bound"], *options["knots"], options["upper_bound"])
+    same = inner_knots(asked) == len(options["knots"]) and not has_knots(asked)
+    return same and with_places(asked, places) == new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -494,3 +521,47 @@ def _stack(columns: list[Floats], m: int, intercept: bool) -> Floats:
         for j, values in enumerate(columns, first):
             X[rows, j] = values[rows]
     return X
+
+
+# ----------------------------------------------------------------------------------------------------
+# Averages over blocks of rows, by which counts on narrow intervals are about no few rows.
+
+
+def count_blocks(code: Ints, size: int) -> int:
+    """Count the blocks of :func:`block_means` in which several rows are averaged."""
+    sizes = np.unique(code, return_counts=True)[1]
+    return int(np.maximum(sizes // size, 1).sum()) if size > 1 else 0
+
+
+def block_means(code: Ints, values: Floats, size: int) -> Floats:
+    """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
+
+    Blocks have equal sizes as far as possible. With `size` 1 nothing changes, nor does a block of equal
+    values. Means of whole numbers are whole: intervals count up to their ends, and a part would always be
+    rounded up.
+    """
+    if size <= 1 or not len(values):
+        return values
+    whole = bool((values == np.rint(values)).all())
+    order = np.lexsort((values, code))
+    x, sorted_code = values[order], code[order]
+    starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
+    sizes = np.diff(np.append(starts, len(x)))
+    blocks = np.maximum(sizes // size, 1)
+    # The first blocks of a code have one row more than the others.
+    least, longer = np.divmod(sizes, blocks)
+    place = np.arange(blocks.sum()) - np.repeat(blocks.cumsum() - blocks, blocks)
+    begin = np.repeat(starts, blocks) + place * np.repeat(least, blocks)
+    begin += np.minimum(place, np.repeat(longer, blocks))
+    lengths = np.diff(np.append(begin, len(x)))
+    first, last = x[begin], x[begin + lengths - 1]
+    means = np.where(first == last, first, np.add.reduceat(x, begin) / lengths)
+    out = np.empty(len(x))
+    out[order] = np.repeat(np.rint(means) if whole else means, lengths)
+    return out
+
+
+def block_names(code: Ints, size: int) -> list[str]:
+    """Name the blocks of :func:`block_means` of rows with these codes (n,)."""
+    division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
+    return [f"block {division} {place}" for place in range(count_blocks(code, size))]

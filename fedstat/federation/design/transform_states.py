@@ -4,7 +4,8 @@
 degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded. Of few
 rows many powers give the values: a site wants far more rows than powers. Under masks no site's own sums are
 seen; sites' means and squared deviations do not add up, so that those of all are found one after the other.
-The knots of a spline are quantiles, which are no sums: they are written in the formula. A cubic spline whose
+The knots of a spline are in the formula, or are found before
+(:mod:`fedstat.federation.design.spline_knots`). A cubic spline whose
 columns have mean zero (``constraints="center"``) needs their sums at these knots.
 """
 
@@ -33,12 +34,15 @@ from fedstat.federation.design.formula.syntax_tree import (
     SPLINES,
     Column,
     Transform,
+    inner_knots,
     is_written,
     iter_columns,
     iter_transforms,
+    with_places,
 )
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.site_rows import RowsRequest, find_complete_rows, subset_counts
+from fedstat.federation.design.spline_knots import splines_without_knots, with_knots
 from fedstat.federation.disclosure.facts import ColumnVariation, RowCount, RowsUsed
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request
@@ -123,6 +127,9 @@ def needs_sums(question: RowsRequest) -> bool:
 
 def assumed_states(question: RowsRequest) -> TransformStates:
     """States with the shape of the real ones, for the parts of a design that are known before any sums."""
+    open_ones = splines_without_knots(question)
+    assumed = {t.text: with_places(t, range(2 + (inner_knots(t) or 0))) for t in open_ones}
+    question = with_knots(question, assumed)
     protocol = agree_states(question, ("",), lambda site, step, content: Request(site, "", step))
     transforms = stateful(question.read_every_term())
     replies = [Reply("", {"sums": assumed_sums(transforms)})]
@@ -131,7 +138,8 @@ def assumed_states(question: RowsRequest) -> TransformStates:
         while True:
             protocol.send(replies)
     except StopIteration as settled:
-        return dict(settled.value)
+        asked = {new: old for old, new in assumed.items()}
+        return {asked.get(text, text): state for text, state in settled.value.items()}
 
 
 def agree_states(

@@ -16,6 +16,7 @@ from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix
+from fedstat.federation.design.spline_knots import KnotsRequest, assumed_counts
 from fedstat.federation.design.transform_states import (
     TransformRequest,
     assumed_sums,
@@ -100,7 +101,7 @@ def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.ran
 # ----------------------------------------------------------------------------------------------------
 # Sites that hold different rows of the same columns, with a synthetic design of the agreed columns.
 
-OPEN_STEP, SUM_STEP = "open_rows", "transform_sums"
+OPEN_STEP, SUM_STEP, COUNT_STEP = "open_rows", "transform_sums", "count_intervals"
 MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN, SYNTHETIC_ROWS_PER_COUNT = 400, 20, 8
 """Rows that are drawn at most, for each column, and for each row that an owner requires behind a sum.
 
@@ -136,6 +137,7 @@ class SyntheticRows:
         instead = {
             (FAMILY, OPEN_STEP): self._opener(),
             (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
+            (FAMILY, COUNT_STEP): replace(FAMILIES[FAMILY][COUNT_STEP], run=self._count),
         }
         return {
             row.site: DrySite(row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column)
@@ -149,6 +151,14 @@ class SyntheticRows:
         state.reported.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
         state.count_entities(self._n_rows(data.name))
         return {"sums": assumed_sums(targeted(request))}, ""
+
+    def _count(self, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+        """Count as if a column had values in an interval only, which takes the most rounds."""
+        n = self._n_rows(data.name)
+        state.report(RowCount(n))
+        state.reported.update(FAMILIES[FAMILY][COUNT_STEP].gives["counts"].behind)
+        state.count_entities(n)
+        return {"counts": assumed_counts(from_json(KnotsRequest, text, ""), n)}, ""
 
     def _n_rows(self, site: str) -> int:
         return next(row.n for row in self.agreement.sites if row.site == site)

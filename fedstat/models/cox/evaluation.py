@@ -17,6 +17,7 @@ from fedstat.federation.design.horizontal_design import (
     open_requests,
 )
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.design.site_rows import block_means, count_blocks
 from fedstat.federation.disclosure.facts import ColumnSums, GroupSums, LevelRowCounts, ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -34,7 +35,6 @@ from fedstat.inference.survival_evaluation import (
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_layout, check_masked
 from fedstat.models.cox.steps import FAMILY
-from fedstat.models.horizontal.blocks import block_means, count_blocks
 from fedstat.models.horizontal.rows import summed
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.run import PostFitAnalysis, run_analysis

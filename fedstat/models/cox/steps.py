@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.disclosure.facts import (
     LevelRowCounts,
     RowGroups,
@@ -22,7 +23,6 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.kernels.clusters import Margins
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
-from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.rows import NOTHING_SUMMED, summed
 from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, SiteSums, own_part
 from fedstat.models.rows.steps import enter_steps, rows_in

@@ -34,6 +34,8 @@ from fedstat.federation.design.horizontal_steps import (
 from fedstat.federation.design.site_rows import (
     CompleteRows,
     RowsRequest,
+    block_means,
+    block_names,
     find_complete_rows,
     rows_key,
     subset_counts,
@@ -60,7 +62,6 @@ from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
-from fedstat.models.horizontal.blocks import block_means, count_blocks
 from fedstat.models.horizontal.rows import summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -199,12 +200,6 @@ class OpenCells:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
         return np.asarray((self.group * (len(edges) + 1) + interval) * self.outcomes + self.event)
-
-
-def block_names(code: Ints, size: int) -> list[str]:
-    """Name the blocks of :func:`block_means` of rows with these codes (n,)."""
-    division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
-    return [f"block {division} {place}" for place in range(count_blocks(code, size))]
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:

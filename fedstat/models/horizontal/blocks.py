@@ -1,4 +1,4 @@
-"""Counts on public grids without counts of few rows: grids, and averages over blocks of rows."""
+"""Public grids on which times are counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from fedstat.errors import ModelError, Remedy
 from fedstat.models.checks import check_positive
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 MOST_POINTS = 1000
 
@@ -64,37 +64,3 @@ def grid_points(grid: object, until: float | None) -> Floats:
             remedy=Remedy("fit(..., until=None)", "leave it out"),
         )
     return points
-
-
-def count_blocks(code: Ints, size: int) -> int:
-    """Count the blocks of :func:`block_means` in which several rows are averaged."""
-    sizes = np.unique(code, return_counts=True)[1]
-    return int(np.maximum(sizes // size, 1).sum()) if size > 1 else 0
-
-
-def block_means(code: Ints, values: Floats, size: int) -> Floats:
-    """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
-
-    Blocks have equal sizes as far as possible. With `size` 1 nothing changes, nor does a block of equal
-    values. Means of whole numbers are whole: intervals count up to their ends, and a part would always be
-    rounded up.
-    """
-    if size <= 1 or not len(values):
-        return values
-    whole = bool((values == np.rint(values)).all())
-    order = np.lexsort((values, code))
-    x, sorted_code = values[order], code[order]
-    starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
-    sizes = np.diff(np.append(starts, len(x)))
-    blocks = np.maximum(sizes // size, 1)
-    # The first blocks of a code have one row more than the others.
-    least, longer = np.divmod(sizes, blocks)
-    place = np.arange(blocks.sum()) - np.repeat(blocks.cumsum() - blocks, blocks)
-    begin = np.repeat(starts, blocks) + place * np.repeat(least, blocks)
-    begin += np.minimum(place, np.repeat(longer, blocks))
-    lengths = np.diff(np.append(begin, len(x)))
-    first, last = x[begin], x[begin + lengths - 1]
-    means = np.where(first == last, first, np.add.reduceat(x, begin) / lengths)
-    out = np.empty(len(x))
-    out[order] = np.repeat(np.rint(means) if whole else means, lengths)
-    return out

@@ -14,9 +14,10 @@ from numpy.testing import assert_allclose
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, FormulaError, MessageError, ModelError, PolicyError
+from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.message import Request, pack_request
 from fedstat.inference.survival_curves import SurvivalCounts, curve_quantile, product_limit
-from fedstat.models.horizontal.blocks import block_means, grid_points
+from fedstat.models.horizontal.blocks import grid_points
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
 PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()

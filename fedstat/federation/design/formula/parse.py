@@ -15,7 +15,6 @@ from fedstat.federation.design.formula.syntax_tree import (
     Survival,
     Transform,
     Tree,
-    is_written,
 )
 from fedstat.federation.design.formula.terms import (
     RandomTerm,
@@ -276,7 +275,9 @@ def _require_centered(right: RightSide) -> None:
     """Refuse, with an intercept, a cubic spline whose columns add up to one in every row."""
     for term in right.terms if right.intercept else ():
         match [factor.tree for factor in term]:
-            case [Transform(function="cr" | "cc" as function) as spline] if is_written(spline):
+            case [Transform(function="cr" | "cc" as function) as spline] if "constraints" not in dict(
+                spline.options
+            ):
                 centered = f"{spline.text.removesuffix(')')}, constraints='center')"
                 raise FormulaError(
                     f"formula: the columns of {spline.text!r} add up to one in every row, as the intercept "

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedstat.spline_names import without_options
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -271,9 +272,44 @@ SPLINES = ("bs", "cr", "cc")
 """Transforms with knots: of B-splines, and natural and cyclic cubic ones by their values at the knots."""
 
 
+def has_knots(transform: Transform) -> bool:
+    """Return whether the formula has all knots and bounds of a spline."""
+    options = dict(transform.options)
+    return {"knots", "lower_bound", "upper_bound"} <= options.keys() and "df" not in options
+
+
 def is_written(transform: Transform) -> bool:
     """Whether the state of a spline is all in the formula, where that names knots and bounds."""
-    return transform.function in SPLINES and "constraints" not in dict(transform.options)
+    centered = "constraints" in dict(transform.options)
+    return transform.function in SPLINES and has_knots(transform) and not centered
+
+
+def inner_knots(transform: Transform) -> int | None:
+    """Return how many knots a spline has between its bounds; None if neither they nor df are given."""
+    options: dict[str, Any] = dict(transform.options)
+    if "knots" in options:
+        return len(options["knots"])
+    if transform.function == "bs":
+        degree = options.get("degree", 3)
+        return int(options.get("df", degree)) - int(degree)
+    if "df" not in options:
+        return None
+    # The columns of a cyclic spline agree at its ends, and a constraint takes one more.
+    return int(options["df"]) - 2 + ("constraints" in options) + (transform.function == "cc")
+
+
+def with_places(transform: Transform, places: Sequence[float]) -> str:
+    """Write a spline with its lower bound, inner knots and upper bound."""
+    options: dict[str, Any] = dict(transform.options)
+    options.pop("df", None)
+    lower, *inner, upper = map(float, places)
+    options |= {"knots": tuple(inner), "lower_bound": lower, "upper_bound": upper}
+    if transform.function == "bs":
+        # A few values are beyond the means of the outer blocks: as in R, the outer polynomials go on there.
+        options = {"extrapolation": "extend"} | options
+    order = ("knots", "degree", "lower_bound", "upper_bound", "constraints", "extrapolation")
+    given = ", ".join(f"{name}={options[name]!r}" for name in order if name in options)
+    return f"{without_options(transform.text)[:-1]}, {given})"
 
 
 @dataclass(frozen=True, slots=True)
