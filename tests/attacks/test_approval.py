@@ -330,6 +330,49 @@ def test_sums_for_transforms_wait_in_the_plan_of_the_fit():
         assert "transform_sums" in set(result.ledger.to_frame()["step"])
 
 
+KNOTS = "y ~ bs(age, df=4) + cr(bmi, df=3, constraints='center')"
+
+
+def test_knots_from_counts_are_those_of_the_approved_analysis():
+    """The plan names degrees of freedom; other splines and other functions are not in it."""
+    partition = rows(transforming())
+    plain = model(rows(fs.Policy.strict(formulas="any", max_share=1.0)), KNOTS).fit()
+    again = model(partition, KNOTS)
+    found = approved(again.fit, partition)
+    np.testing.assert_array_equal(found.params, plain.params)
+    assert list(found.params.index) == list(plain.params.index)
+    assert "count_intervals" in set(found.ledger.to_frame()["step"])
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda text: text.replace("bs(age", "bs(income"),
+        lambda text: text.replace("df=4)", "df=5)"),
+        lambda text: text.replace("extrapolation='extend'", "extrapolation='clip'"),
+        lambda text: re.sub(r"bs\(age, knots=\(", "bs(age, knots=(41.0, ", text),
+    ],
+)
+def test_another_spline_than_the_approved_one_has_no_knots_from_counts(forge):
+    partition = rows(transforming())
+    fitted = model(partition, KNOTS)
+    with pytest.raises(ConsentError):
+        fitted.fit()
+    approve_all(partition)
+    seen = []
+
+    def changed(request):
+        text = forge(request.text) if request.step == "open_rows" else request.text
+        seen.append(text != request.text)
+        return [replace(request, text=text)]
+
+    fitted.engine = Departing(partition, changed).engine
+    with pytest.raises(FedstatError):
+        fitted.fit()
+    assert any(seen)
+    assert not [e for site in partition.sites.values() for e in site.ledger.entries if e.step == "sum_scores"]
+
+
 def other_knots(request):
     """Send the knots of another spline than the approved formula has."""
     text = request.text.replace("20000.0", "90000.0") if request.step == "open_rows" else request.text

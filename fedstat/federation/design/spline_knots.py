@@ -3,8 +3,8 @@
 ``bs(x, df=4)`` has its inner knots at quantiles of x and its outer ones at the ends of the data, which are
 values of single rows. So each site averages x over blocks of few successive rows, as for a histogram, and
 counts the averages on intervals that are the same for every column (:data:`EVERYWHERE`). The intervals that
-hold a quantile or an end over all sites are divided, and counted again, in three to five rounds. Knots are
-multiples of a round step, :data:`STEPS` of which or more make up the range. They are written into the terms,
+hold a quantile or an end over all sites are divided, and counted again, in two to six rounds. Knots are
+multiples of a round step, about a hundredth of the distance to others. They are written into the terms,
 so that everything later, the disclosure checks included, treats them as knots of the formula.
 """
 
@@ -50,20 +50,24 @@ _SIZES = 4.0 ** np.arange(-10, 21)
 EVERYWHERE: Floats = np.concatenate([-_SIZES[::-1], _SIZES])
 """Ends of the intervals that are counted first, in millionths to millions of millions."""
 STEPS, FEWEST_STEPS = 100.0, 50.0
-"""Steps of the range, at least, as counts show it; steps below which it is counted once more."""
-PARTS, MOST_PARTS = 16, 64
-"""Parts of an interval that is divided, and parts up to which it is divided into steps at once."""
-MOST_ROUNDS = 5
+"""Steps between the quantiles before and after one, into which its interval is divided, and the fewest."""
+MOST_ENDS, ENDS_A_KNOT = 64, 16
+"""Ends of new intervals of one spline, or of each of its knots if these are more."""
+MOST_ROUNDS = 6
 MOST_EDGES = 2**15
 """Ends of intervals of one column that a site accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnotsRequest:
-    """The rows, and by spline the ends of the intervals; none are those of :data:`EVERYWHERE`."""
+    """The rows, and by spline the ends of the intervals; none are those of :data:`EVERYWHERE`.
+
+    `number` counts the rounds from one on.
+    """
 
     question: str
     targets: Mapping[str, tuple[float, ...]]
+    number: int
 
 
 def splines_without_knots(question: RowsRequest) -> list[Transform]:
@@ -79,29 +83,26 @@ def splines_without_knots(question: RowsRequest) -> list[Transform]:
 
 
 def _require_possible(transform: Transform) -> None:
-    options, text = dict(transform.options), transform.text
-    knots = inner_knots(transform)
-    if "df" in options and "knots" in options:
-        raise FormulaError(f"formula: {text!r} has both df= and knots=. Leave one of them out")
-    if knots is None:
-        raise FormulaError(f"formula: {text!r} needs df=..., as in df=4, or knots=...")
-    if knots < 0:
-        raise FormulaError(f"formula: {text!r} needs more degrees of freedom (df)")
-    if transform.function == "cc" and not {"lower_bound", "upper_bound"} <= options.keys():
+    options, text, column = dict(transform.options), transform.text, next(iter_columns(transform))
+    bounds = len({"lower_bound", "upper_bound"} & options.keys())
+    inside = [one.function for one in iter_transforms(transform.operand) if one.function not in ELEMENTWISE]
+    if transform.function == "cc" and bounds < 2:
         raise FormulaError(
             f"formula: {text!r} needs the ends of the cycle, such as lower_bound=0 and upper_bound=365, "
             "which do not follow from the data"
         )
-    inside = [one.function for one in iter_transforms(transform.operand) if one.function not in ELEMENTWISE]
-    if inside:
+    if "knots" in options or bounds == 1 or inside or inner_knots(transform) is None:
+        reason = f": inside is {inside[0]}(), with sums over all rows" if inside else ""
         raise FormulaError(
-            f"formula: {text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df: inside is "
-            f"{inside[0]}(), with sums over all rows",
+            f"formula: {text!r} needs df=... alone, or knots=..., lower_bound=... and upper_bound=..., where "
+            f"sites hold different rows{reason}",
             remedy=Remedy(
                 "quantiles(partition, {column!r}, bounds={{{column!r}: (low, high)}})",
                 "fs.{call} releases rounded quantiles as knots; the bounds are public knowledge",
-            ).filled(column=next(iter_columns(transform))),
+            ).filled(column=column),
         )
+    if (inner_knots(transform) or 0) < 0:
+        raise FormulaError(f"formula: {text!r} needs more degrees of freedom (df)")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -115,119 +116,155 @@ def agree_knots(question: RowsRequest, sites: Sequence[str], request: Any) -> Fi
     """
     pending = splines_without_knots(question)
     written: dict[str, str] = {}
-    edges = {t.text: EVERYWHERE for t in pending}
-    steps = dict.fromkeys(edges, 0.0)
-    number = 0
-    while pending:
-        number += 1
-        targets = {t.text: tuple(edges[t.text].tolist()) if number > 1 else () for t in pending}
-        content = codec.to_plain(KnotsRequest(question.to_json(), targets))
+    edges = {t.text: _first_edges(t) for t in pending}
+    for number in range(1, MOST_ROUNDS + 1):
+        if not pending:
+            break
+        targets = {
+            t.text: () if edges[t.text] is EVERYWHERE else tuple(edges[t.text].tolist()) for t in pending
+        }
+        content = codec.to_plain(KnotsRequest(question.to_json(), targets, number))
         replies: Sequence[Reply] = yield [request(site, "count_intervals", content) for site in sites]
         total = np.sum([reply.arrays["counts"] for reply in replies], axis=0)
         cuts = np.cumsum([len(edges[t.text]) + 1 for t in pending])
         for transform, counts in zip(pending, np.split(total, cuts[:-1]), strict=True):
             text = transform.text
-            found = IntervalCounts(edges[text], counts)
-            if found.is_fine(steps[text]) or number == MOST_ROUNDS:
-                written[text] = with_places(transform, _places(transform, found, steps[text]))
+            found = IntervalCounts(edges[text], counts, _shares(transform))
+            if found.is_fine or number == MOST_ROUNDS:
+                written[text] = with_places(transform, _places(transform, found))
             else:
-                edges[text], steps[text] = found.divided(text, _shares(transform))
+                edges[text] = found.divided(text)
         pending = [t for t in pending if t.text not in written]
     return with_knots(question, written)
 
 
+def _first_edges(transform: Transform) -> Floats:
+    """Return steps of the range that the formula gives, or intervals for any column."""
+    options: dict[str, Any] = dict(transform.options)
+    if "lower_bound" not in options:
+        return EVERYWHERE
+    low, high = float(options["lower_bound"]), float(options["upper_bound"])
+    if not low < high:
+        raise FormulaError(f"formula: {transform.text!r}: expected a lower_bound below upper_bound")
+    return _steps_within(low, high, round_step((high - low) / STEPS))
+
+
 def _shares(transform: Transform) -> Floats:
-    """Shares of the rows below each inner knot that is to be found."""
-    missing = 0 if "knots" in dict(transform.options) else inner_knots(transform)
-    return np.linspace(0.0, 1.0, int(missing or 0) + 2)[1:-1]
+    """Shares of the rows below each knot: the ends of the data, and equal parts between them."""
+    return np.linspace(0.0, 1.0, (inner_knots(transform) or 0) + 2)
+
+
+def round_step(most: float) -> float:
+    """Return the largest number up to a limit that is 1, 2 or 5 times a power of ten."""
+    most *= 1.0 + 1e-9
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(max(one for one in (1.0, 2.0, 5.0) if one * power <= most) * power)
+
+
+def _steps_within(low: float, high: float, step: float) -> Floats:
+    """Return ends of intervals around the multiples of a step: a whole number is its own knot."""
+    return (np.arange(np.floor(low / step) - 1.0, np.floor(high / step) + 2.0) + 0.5) * step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalCounts:
-    """Counts (J + 1,) of a column on intervals up to each end (J,), and beyond the last."""
+    """Counts (J + 1,) of a column on intervals up to each end (J,) and beyond, and the quantiles sought (Q,).
+
+    The first and the last quantile are the ends of the data.
+    """
 
     edges: Floats
     counts: Floats
+    shares: Floats
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of the intervals that hold the smallest and the largest value."""
-        held = np.flatnonzero(self.counts > 0.0)
-        if not len(held) or held[0] == 0 or held[-1] == len(self.edges):
-            # The first and the last interval have one end: no number there is known in size.
-            return 0.0, 0.0
-        return float(self.edges[held[0] - 1]), float(self.edges[held[-1]])
-
-    @property
-    def step(self) -> float:
-        """A step of 1, 2 or 5 times a power of ten, of which :data:`STEPS` or more make up the range."""
-        low, high = self.ends
-        power = 10.0 ** np.floor(np.log10((high - low) / STEPS))
-        return float(max(one for one in (1.0, 2.0, 5.0) if one * power <= (high - low) / STEPS) * power)
-
-    def is_fine(self, step: float) -> bool:
-        """Return whether the range has many of the steps into which it was divided."""
-        low, high = self.ends
-        return step > 0.0 and high - low >= FEWEST_STEPS * step
-
-    def holders(self, shares: Floats) -> Ints:
-        """Return the intervals of the rows on both sides of each quantile, (2, Q), by numpy's rule."""
+    def places(self) -> Ints:
+        """Intervals of the rows on both sides of each quantile, (2, Q), by numpy's rule."""
         total = np.cumsum(self.counts)
-        position = shares * max(total[-1] - 1.0, 0.0)
+        position = self.shares * max(total[-1] - 1.0, 0.0)
         return np.array([np.searchsorted(total, end(position), side="right") for end in (np.floor, np.ceil)])
 
-    def divided(self, text: str, shares: Floats) -> tuple[Floats, float]:
-        """Return ends of narrower intervals around quantiles and ends of the data (J,), and their step.
+    @property
+    def ends(self) -> tuple[Floats, Floats]:
+        """Lower and upper ends of the intervals, infinite beyond the last."""
+        return np.append(-np.inf, self.edges), np.append(self.edges, np.inf)
 
-        The step is 0 if they are parts that are to be divided again.
-        """
-        low, high = self.ends
-        if not high > low:
-            most = self.edges[-1]
-            raise DesignError(f"{text!r}: the column has numbers above {most:.0e}. Divide it by a unit")
-        held = np.flatnonzero(self.counts > 0.0)
-        places = np.unique(np.append(self.holders(shares).ravel(), held[[0, -1]]))
-        below, above, step = self.edges[places - 1], self.edges[places], self.step
-        outer = self.edges[[0, -1]]
-        if (above - below > MOST_PARTS * step).any():
-            parts = np.linspace(below, above, PARTS + 1)
-            return np.unique(np.concatenate([outer, parts.ravel()])), 0.0
-        # Multiples of the step are in the middle of an interval: a whole number is its own knot.
-        ends = [
-            np.arange(np.floor(a / step) - 1.0, np.floor(b / step) + 2.0) + 0.5
-            for a, b in zip(below, above, strict=True)
-        ]
-        return np.unique(np.concatenate([outer, step * np.concatenate(ends)])), step
+    @property
+    def widths(self) -> Floats:
+        """The wider interval of each quantile, (Q,)."""
+        below, above = self.ends
+        widths: Floats = (above - below)[self.places].max(axis=0)
+        return widths
 
-    def values(self, places: Ints) -> Floats:
-        """Return the middle of intervals, a multiple of the step."""
-        middle: Floats = (self.edges[places - 1] + self.edges[places]) / 2.0
-        return middle
+    @property
+    def near(self) -> Floats:
+        """How far the quantiles before and after each one are apart, (Q,); of the ends, the whole range."""
+        below, above = (end[own] for end, own in zip(self.ends, self.places, strict=True))
+        out = np.full(len(self.shares), above[-1] - below[0])
+        out[1:-1] = above[2:] - below[:-2]
+        return out
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether every quantile is known well, compared with its distance from the others."""
+        return bool((FEWEST_STEPS * self.widths <= self.near).all())
+
+    def divided(self, text: str) -> Floats:
+        """Divide the intervals of quantiles that are not known well: new ends (J,)."""
+        below, above = self.ends
+        places, widths, near = self.places, self.widths, self.near
+        if not np.isfinite(near).all():
+            raise DesignError(
+                f"{text!r}: the column has numbers above {self.edges[-1]:.0e}. Divide it by a unit"
+            )
+        steps: dict[int, float] = {}
+        for place, width, distance in zip(places.T.tolist(), widths, near, strict=True):
+            step = 0.0 if FEWEST_STEPS * width <= distance else round_step(distance / STEPS)
+            for one in place:
+                steps[one] = min(steps.get(one, np.inf), step or np.inf)
+        # As few as a dry run has: every count is one more number that a site releases.
+        most = max(MOST_ENDS, ENDS_A_KNOT * len(self.shares)) // len(steps)
+        found = [self.edges[[0, -1]]]
+        for place, step in steps.items():
+            low, high = below[place], above[place]
+            if np.isinf(step):
+                found.append(np.array([low, high]))
+            elif high - low > (most - 3) * step:
+                found.append(np.linspace(low, high, most))
+            else:
+                found.append(_steps_within(low, high, step))
+        return np.unique(np.concatenate(found))
+
+    def quantiles(self) -> Floats:
+        """Return the quantiles, (Q,): the middle of intervals, rounded to a step of their width."""
+        below, above = self.ends
+        low, high = ((below + above) / 2.0)[self.places]
+        position = self.shares * max(self.counts.sum() - 1.0, 0.0)
+        # The weight of infinity may be zero.
+        values = np.where(low == high, low, low + (position - np.floor(position)) * (high - low))
+        return np.array([_rounded(*one) for one in zip(values.tolist(), self.widths.tolist(), strict=True)])
 
 
-def _places(transform: Transform, found: IntervalCounts, step: float) -> tuple[float, ...]:
-    """Return lower bound, inner knots and upper bound of a spline, multiples of a step."""
+def _rounded(value: float, width: float) -> float:
+    if not np.isfinite([value, width]).all():
+        return float("nan")
+    step = round_step(width)
+    return round(step * round(value / step), max(0, -int(np.floor(np.log10(step) + 1e-9))))
+
+
+def _places(transform: Transform, found: IntervalCounts) -> tuple[float, ...]:
+    """Return lower bound, inner knots and upper bound of a spline."""
     options: dict[str, Any] = dict(transform.options)
-    held = np.flatnonzero(found.counts > 0.0)
-    shares = _shares(transform)
-    low, high = found.values(found.holders(shares))
-    position = shares * max(found.counts.sum() - 1.0, 0.0)
-    inner = low + (position - np.floor(position)) * (high - low)
-    ends = found.values(held[[0, -1]])
-    if step:
-        digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
-        rounded = [round(float(np.rint(x / step) * step), digits) for x in (ends[0], *inner, ends[1])]
-    else:  # no division was narrow enough: the column hardly varies
-        rounded = [0.0]
-    inner = options.get("knots", tuple(rounded[1:-1]))
-    places = (options.get("lower_bound", rounded[0]), *inner, options.get("upper_bound", rounded[-1]))
+    places = found.quantiles()
+    if "lower_bound" in options:
+        places[[0, -1]] = options["lower_bound"], options["upper_bound"]
     if not (np.diff(places) > 0.0).all():
         raise DesignError(
-            f"{transform.text!r}: two of its knots are at the same value, which many rows have, or outside "
-            "of the data. Use fewer degrees of freedom, or write knots=..., lower_bound=... and "
+            f"{transform.text!r}: two of its knots are at the same value, which many rows have, or are "
+            "outside of its bounds. Use fewer degrees of freedom, or write knots=..., lower_bound=... and "
             "upper_bound=..."
         )
-    return places
+    return tuple(places.tolist())
 
 
 def with_knots(question: RowsRequest, written: Mapping[str, str]) -> RowsRequest:
@@ -278,7 +315,7 @@ def count_intervals(data: SiteData, state: State, request: KnotsRequest) -> dict
     state.report(RowCount(n), *subset_counts(question, n, outside))
     blocks: dict[str, list[str]] = {}
     for text, parts in values.items():
-        edges = np.array(request.targets[text] or EVERYWHERE, dtype=np.float64)
+        edges = np.array(request.targets[text] or EVERYWHERE)
         if (np.diff(edges) <= 0.0).any() or len(edges) > MOST_EDGES:
             raise MessageError(f"{data.name}: ends of intervals must ascend, at most {MOST_EDGES:,}")
         code = np.zeros(n, dtype=np.int64)
@@ -297,7 +334,9 @@ def count_intervals(data: SiteData, state: State, request: KnotsRequest) -> dict
 
 def assumed_counts(request: KnotsRequest, n: int) -> Floats:
     """Give counts of the shape of the real ones, with which the intervals are divided most often."""
-    counts = [np.zeros(1 + len(ends or EVERYWHERE)) for ends in request.targets.values()]
-    for own in counts:
-        own[len(own) // 2] = n
-    return np.concatenate([np.zeros(0), *counts])
+    found = [np.zeros(len(ends or EVERYWHERE) + 1) for ends in request.targets.values()]
+    for counts in found:
+        # All rows in one interval, until a division is the last.
+        counts[2:-2] = n if request.number >= MOST_ROUNDS - 1 else 0
+        counts[len(counts) // 2] = n
+    return np.concatenate([np.zeros(0), *found])

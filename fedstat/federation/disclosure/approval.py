@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -28,6 +28,7 @@ from fedstat.federation.audit.event_log import (
 )
 from fedstat.federation.crypto.keys import normalize_fingerprint
 from fedstat.federation.message import ArrayKind, Purpose, Request, Step
+from fedstat.spline_names import without_options
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -208,6 +209,10 @@ REQUEST_FIELD, CODING_FIELD, STATE_FIELD = "question", "spec", "state"
 """Fields of a text of a design: what is requested of rows, and the coding of columns with the states."""
 EXPLICIT_TRANSFORMS = ("bs(", "cr(", "cc(")
 """Prefixes of transforms whose state is written in the formula and does not follow from sums."""
+PLACED_FIELD = "placed"
+"""Field of a request for rows: splines as the analyst wrote them, by their texts with knots from counts."""
+MOST_NESTED = 3
+"""JSON texts in JSON texts."""
 CENTERED_CONSTRAINT = "constraints="
 """A transform in which means of columns are sums, and knots are those of its text."""
 PlanCount = Annotated[int, Minimum(0)]
@@ -333,11 +338,13 @@ def bound_text(request: Request) -> str:
     Estimates that come back in a text, such as a parameter of the distribution, are not known in advance.
     """
     try:
-        content = json.loads(request.text)
+        placed = _placed_splines(json.loads(request.text))
+        text = _without_places(request.text, placed)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return request.text
     if request.family == DESIGN_FAMILY:
-        return _bound_design(content) or request.text
+        return _bound_design(content, set(placed.values())) or text
     if not isinstance(content, dict | list):
         return ""
     if isinstance(content, dict):
@@ -345,11 +352,43 @@ def bound_text(request: Request) -> str:
     return canonical_json(_without_numbers(content))
 
 
-def _bound_design(content: Any) -> str:
+def _placed_splines(content: Any) -> dict[str, str]:
+    """Find the splines whose knots followed from counts, in a text and the texts in it: asked, by placed."""
+    found: dict[str, str] = {}
+    if isinstance(content, str) and f'"{PLACED_FIELD}"' in content:
+        content = json.loads(content)
+    if isinstance(content, list):
+        for value in content:
+            found |= _placed_splines(value)
+    if isinstance(content, dict):
+        named = content.get(PLACED_FIELD)
+        for new, old in named.items() if isinstance(named, dict) else ():
+            # Other texts would be requests that the owner has not approved.
+            if isinstance(old, str) and new.startswith(EXPLICIT_TRANSFORMS) and _same_spline(new, old):
+                found[new] = old
+        for value in content.values():
+            found |= _placed_splines(value)
+    return found
+
+
+def _same_spline(one: str, other: str) -> bool:
+    return without_options(one) == without_options(other)
+
+
+def _without_places(text: str, placed: Mapping[str, str]) -> str:
+    """Write splines as the analyst did, in a JSON text and in the JSON texts in it."""
+    for new, old in placed.items():
+        for _ in range(MOST_NESTED):
+            new, old = json.dumps(new)[1:-1], json.dumps(old)[1:-1]
+            text = text.replace(new, old)
+    return text
+
+
+def _bound_design(content: Any, placed: Set[str]) -> str:
     """Return the bound part of a design's text that depends on sums for transforms; empty if none does.
 
     A request that is repeated for every state of a transform is bound by what it is about. In the coding of
-    rows, states that follow from sums are not known before.
+    rows, states that follow from sums are not known before, nor are the knots of `placed` splines.
     """
     if not isinstance(content, dict) or REQUEST_FIELD not in content:
         return ""
@@ -359,7 +398,7 @@ def _bound_design(content: Any) -> str:
         coding = json.loads(content[CODING_FIELD])
         states = {
             text: state
-            if text.startswith(EXPLICIT_TRANSFORMS) and CENTERED_CONSTRAINT not in text
+            if text.startswith(EXPLICIT_TRANSFORMS) and not (CENTERED_CONSTRAINT in text or text in placed)
             else _without_numbers(state)
             for text, state in coding[STATE_FIELD].items()
         }

@@ -114,9 +114,13 @@ def test_missing_values_and_the_order_of_sites_do_not_matter():
 @pytest.mark.parametrize(
     ("right", "kind", "expected"),
     [
-        ("bs(x, df=4)", FormulaError, r"needs knots=..., lower_bound=... and upper_bound"),
-        ("bs(x, knots=(0,), lower_bound=-1)", FormulaError, r"needs knots=..., lower_bound=... and upper"),
-        ("bs(x, df=5, knots=(0,), lower_bound=-9, upper_bound=9)", FormulaError, "and no df"),
+        ("bs(x, df=2)", FormulaError, r"needs more degrees of freedom"),
+        ("bs(scale(x), df=4)", FormulaError, r"inside is scale\(\), with sums over all rows"),
+        ("cr(x, lower_bound=0, upper_bound=1, constraints='center')", FormulaError, r"needs df=... alone"),
+        ("cc(x, df=4, constraints='center')", FormulaError, r"needs the ends of the cycle"),
+        ("bs(binary, df=6)", DesignError, r"two of its knots are at the same value, which many rows have"),
+        ("bs(x, knots=(0,), lower_bound=-1)", FormulaError, r"needs df=... alone, or knots=..., lower"),
+        ("bs(x, df=5, knots=(0,), lower_bound=-9, upper_bound=9)", FormulaError, "needs df=... alone"),
         ("bs(x, knots=(0, 12), lower_bound=-9, upper_bound=9)", FormulaError, "knots that ascend between"),
         ("bs(x, knots=(0,), lower_bound=9, upper_bound=-9)", FormulaError, "knots that ascend between"),
         ("poly(binary, 2)", DesignError, r"too few distinct values over all sites .* degree 2. Lower the"),

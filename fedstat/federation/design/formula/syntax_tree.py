@@ -304,7 +304,7 @@ def with_places(transform: Transform, places: Sequence[float]) -> str:
     options.pop("df", None)
     lower, *inner, upper = map(float, places)
     options |= {"knots": tuple(inner), "lower_bound": lower, "upper_bound": upper}
-    if transform.function == "bs":
+    if transform.function == "bs" and "lower_bound" not in dict(transform.options):
         # A few values are beyond the means of the outer blocks: as in R, the outer polynomials go on there.
         options = {"extrapolation": "extend"} | options
     order = ("knots", "degree", "lower_bound", "upper_bound", "constraints", "extrapolation")
