@@ -9,7 +9,7 @@ from released import total_sums
 from served import ServedSites
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, PolicyError
+from fedstat.errors import DescriptionError, DesignError, PolicyError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -133,3 +133,56 @@ def test_served_sites_answer_a_subset_and_remember_it(tmp_path):
     with pytest.raises(PolicyError, match="S0"):
         fs.FederatedOLS.from_formula("income ~ x", served.connect(), subset="age >= 50").fit()
     served.restart()
+
+
+# ---- searches by numbers of the analyst, which a site with formulas = "any" compares -----------------
+
+
+def outcome(partition: fs.ClientPartition, formula: str, subset: str | None = None) -> str:
+    """What an analyst sees of S0: the number of rows, no row, or a refusal."""
+    try:
+        model = fs.FederatedOLS.from_formula(formula, partition, subset=subset)
+    except DesignError:
+        return "none"
+    except PolicyError:
+        return "refused"
+    return str({row.site: row.n for row in model.agreement.sites}.get("S0", "none"))
+
+
+DOWN, UP = np.arange(0.0105, 0.0, -0.002), np.arange(-0.0105, 0.0, 0.002)
+SEARCHES = {
+    "the largest": lambda x: [("income ~ a", f"x > {x[-1] + away:.4f}") for away in DOWN],
+    "the smallest": lambda x: [("income ~ a", f"x >= {x[0] + away:.4f}") for away in UP],
+    "one in the middle": lambda x: [("income ~ a", f"x < {x[50] + k * 1e-6:.6f}") for k in range(1, 5)],
+    "a value": lambda x: [("income ~ a", f"x != {x[40] + k * 1e-6:.6f}") for k in range(1, 5)],
+    "an outcome": lambda x: [(f"I(x > {x[-1] + away:.4f}) ~ a", None) for away in DOWN],
+    "a column": lambda x: [(f"income ~ I(x > {x[-1] + away:.4f})", None) for away in DOWN],
+}
+
+
+def alone(policy: object) -> tuple[fs.ClientPartition, np.ndarray]:
+    """Sites with columns that nobody publishes; the values of x at S0, which no other site exceeds."""
+    table = people(60)
+    there = table["site"] == "S0"
+    table.loc[~there, "x"] = table.loc[~there, "x"].clip(-1.0, 1.0).to_numpy()
+    return fs.ClientPartition.from_frame(table, by="site", policy=policy), np.sort(table.loc[there, "x"])
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_search_by_numbers_finds_no_value(search):
+    """No row, or no other row than before, is no reply that costs less than few rows."""
+    partition, x = alone("open")
+    requests = SEARCHES[search](x)
+    assert all(outcome(partition, *one) != "refused" for one in requests), "otherwise this is no search"
+    partition, _ = alone(fs.Policy.strict(formulas="any", max_refusals=99))
+    found = [outcome(partition, *one) for one in requests]
+    assert found.count("refused") >= len(found) - 1, found
+
+
+def test_a_number_with_enough_rows_on_both_sides_is_compared_again_and_in_other_models():
+    partition, x = alone(fs.Policy.strict(formulas="any"))
+    for _ in range(2):
+        assert outcome(partition, "income ~ a", "x > 0.5") == str((x > 0.5).sum())
+    assert fs.FederatedOLS.from_formula("income ~ a", partition, subset="x > 0.5").fit().nobs
+    assert outcome(partition, "income ~ a", "x > 0.9") == str((x > 0.9).sum())
+    assert outcome(partition, "income ~ a", "ward == 'u' & x <= 0.5") != "refused"

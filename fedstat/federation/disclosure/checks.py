@@ -356,10 +356,16 @@ def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProble
     raise AlternativeReply(*fact.instead(UNNAMED_PROBLEM), reason)
 
 
+def check_factors_requested(data: SiteData, state: State, fact: facts.FactorsRequested) -> None:
+    """Require simple factors, and comparisons with which no search finds a value."""
+    check_factors(data, state, fact)
+    row_checks.check_cuts(data, fact)
+
+
 FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.KeyAlignmentRequest: row_checks.check_alignment,
     facts.ExternalKeyList: row_checks.check_key_list,
-    facts.FactorsRequested: check_factors,
+    facts.FactorsRequested: check_factors_requested,
     facts.ModelEvaluation: check_evaluation,
     facts.ProductDealer: check_dealer,
     facts.CountedProduct: row_checks.check_counted_product,

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 
 from fedstat.errors import ConsentError, DescriptionError, PolicyError, Remedy
 from fedstat.federation.disclosure import facts
@@ -327,6 +328,57 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
                 f"requires no rows or at least {least} rows on either side of design column '{name}'; it has "
                 "fewer. Merge levels, or leave the term out",
             )
+
+
+CUTS_KEY = "comparisons of "
+"""Prefix of the ledger entries for numbers and levels of the analyst with which a column was compared."""
+
+
+def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
+    """Require enough rows between all numbers of the analyst with which a column was ever compared.
+
+    No rows are too few as well. Without an own reply for them, a search by further numbers finds a value: a
+    subset without rows, or with the rows of an earlier subset, would cost no refusal. Published levels and
+    knots are few, and known in advance.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    least, spent = data.policy.min_level_count, data.site_ledger.one_time_events
+    if data.policy.remember != "all" or least < 2:
+        return
+    for factor in fact.factors:
+        if factor.functions != (facts.COMPARISON,) or factor.columns[0] not in data.table.columns:
+            continue
+        (name,), against, equal = factor.columns, factor.options["against"], factor.options["equal"]
+        known, entries = data.published.get(name), CUTS_KEY + json.dumps(name)
+        if known is not None and against in (*known.levels, *(() if equal else known.knots)):
+            continue
+        this = [against] if equal else [against, factor.options["above"]]
+        if entries + json.dumps(this) in spent:
+            continue
+        values = pd.concat([chunk[name] for chunk in data.table.chunks([name])]).dropna()
+        if equal:
+            inside = int((values == against).sum())
+            apart = [inside, len(values) - inside]
+        else:
+            earlier = [json.loads(one.removeprefix(entries)) for one in spent if one.startswith(entries)]
+            x = np.sort(pd.to_numeric(values, errors="coerce").dropna().to_numpy(dtype=float))
+            cuts = sorted([this, *(one for one in earlier if len(one) > 1)])
+            below = [np.searchsorted(x, cut, "right" if above else "left") for cut, above in cuts]
+            place = cuts.index(this)
+            apart = np.diff([0, *below, len(x)])[place : place + 2].tolist()
+        if min(apart) < least:
+            raise refusal(
+                data,
+                "minimum rows per level",
+                f"requires at least {least} rows on both sides of '{factor.text}', and between it and other "
+                f"numbers with which '{name}' was compared. Use a number of an earlier request, have the "
+                "owner publish a knot or level, or leave the site out",
+            )
+        data.site_ledger.spend(entries + json.dumps(this))
 
 
 def check_counted_product(data: SiteData, state: State, fact: facts.CountedProduct) -> None:

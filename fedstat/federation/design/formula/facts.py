@@ -94,7 +94,7 @@ def _factor(expression: Expression, tree: Tree) -> FormulaFactor:
             symbol=symbol, left=Column(name=name), right=Number(value=against) | Level(value=against)
         ):
             # A cut at a published level is one of few; a cut at any other number could be next to one row.
-            compared = {"against": against, "equal": symbol in ("==", "!=")}
+            compared = {"against": against, "equal": symbol in ("==", "!="), "above": symbol in (">", "<=")}
             return FormulaFactor(expression.text, (name,), (COMPARISON,), options=compared)
     options: dict[str, object] = {}
     if isinstance(tree, Transform):
