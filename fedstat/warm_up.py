@@ -1,8 +1,8 @@
 """Compile the kernels before they are needed: one small fit of each family, of simulated data.
 
 Numba compiles a function at its first call and keeps the machine code in a cache. A small fit with the usual
-options compiles what a fit of any size needs. ``python -m fedstat.warm_up`` compiles all families, and
-``python -m fedstat.warm_up glm cox`` some of them.
+options compiles what a fit of any size needs: here it takes the loops of large fits. ``python -m
+fedstat.warm_up`` compiles all families, and ``python -m fedstat.warm_up glm cox`` some of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
 from statsmodels.genmod import families
 
-from fedstat import datasets
+from fedstat import datasets, kernels
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.compiled import note_compiled
@@ -175,13 +177,27 @@ FITS: dict[str, Callable[[], None]] = {
 """Small fits by family; a family that is not listed compiles with its first fit."""
 
 
+@contextmanager
+def _loops_of_any_size() -> Iterator[None]:
+    """Take compiled loops for few rows as well, which need none elsewhere."""
+    modules = [import_module(one.name) for one in walk_packages(kernels.__path__, f"{kernels.__name__}.")]
+    few = {module: module.FEW for module in modules if hasattr(module, "FEW")}
+    try:
+        for module in few:
+            module.FEW = 0  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module, rows in few.items():
+            module.FEW = rows  # type: ignore[attr-defined]
+
+
 def warm_up(served: Iterable[str] | None = None) -> dict[str, float]:
     """Compile the kernels of some families, or of all, and return the CPU seconds of each."""
     seconds, wanted = {}, set(INSTALLED if served is None else served)
     note_compiled(wanted - set(FITS))  # nothing to compile
     for family in [family for family in FITS if family in wanted]:
         since = time.process_time()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _loops_of_any_size():
             warnings.simplefilter("ignore")  # the data are small, and these fits are not read
             FITS[family]()
         seconds[family] = time.process_time() - since

@@ -38,17 +38,16 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
 
     The outer thresholds may be infinite; c_0, the mean, is not returned.
     """
-    finite = np.isfinite(thresholds)
     rises = np.diff(scores, prepend=0.0, append=0.0)
-    reported = finite & (rises != 0.0)
-    t = thresholds[reported]
-    out = np.zeros(order)
-    _expand(
-        as_kernel_array(t),
-        as_kernel_array(rises[reported] * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)),
-        out,
-    )
-    return out
+    at = np.isfinite(thresholds) & (rises != 0.0)
+    t, rises = thresholds[at], rises[at]
+    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalized polynomials by a stable recurrence.
+    now, before = rises * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi), np.zeros(len(t))
+    roots, out = np.sqrt(np.arange(order + 1.0)), np.empty(order)
+    for m in range(1, order + 1):
+        out[m - 1] = now.sum()
+        now, before = (t * now - roots[m - 1] * before) / roots[m], now
+    return np.asarray(out / roots[1:])
 
 
 def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:
@@ -70,40 +69,28 @@ def latent_correlations(target: Floats, a: Floats, b: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _expand(t: Floats, rises: Floats, out: Floats) -> None:
-    """Add the coefficients of steps at t, (k,), that rise by `rises` times the density there."""
-    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalized polynomials by a stable recurrence.
-    roots = np.sqrt(np.arange(out.shape[0] + 1))
-    for i in range(t.shape[0]):
-        now, before = 1.0, 0.0
-        for m in range(1, out.shape[0] + 1):
-            out[m - 1] += rises[i] * now / roots[m]
-            now, before = (t[i] * now - roots[m - 1] * before) / roots[m], now
-
-
-@njit(cache=True, nogil=True)
-def _series(c: Floats, r: float) -> tuple[float, float]:
-    """Return sum_m c_m r^m and its derivative."""
+def _series(a: Floats, b: Floats, r: float) -> tuple[float, float]:
+    """Return sum_m a_m b_m r^m and its derivative; an array of products would have to be compiled, too."""
     total = slope = 0.0
-    for m in range(c.shape[0] - 1, -1, -1):
-        total = total * r + c[m]
-        slope = slope * r + (m + 1) * c[m]
+    for m in range(a.shape[0] - 1, -1, -1):
+        c = a[m] * b[m]
+        total = total * r + c
+        slope = slope * r + (m + 1) * c
     return total * r, slope
 
 
 @njit(cache=True, nogil=True)
 def _products(a: Floats, b: Floats, r: Floats, out: Floats) -> None:
     for q in range(r.shape[0]):
-        out[q] = _series(a[q] * b[q], r[q])[0]
+        out[q] = _series(a[q], b[q], r[q])[0]
 
 
 @njit(cache=True, nogil=True)
 def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
     """Newton steps, halved if they leave the interval that contains the correlation."""
     for q in range(target.shape[0]):
-        c = a[q] * b[q]
         low, high = -LARGEST, LARGEST
-        least, most = _series(c, low)[0], _series(c, high)[0]
+        least, most = _series(a[q], b[q], low)[0], _series(a[q], b[q], high)[0]
         if most - least < FLAT:
             out[q] = 0.0
         elif not least < target[q] < most:
@@ -111,7 +98,7 @@ def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
         else:
             r = 0.0
             for _ in range(MAX_NEWTON_STEPS):
-                value, slope = _series(c, r)
+                value, slope = _series(a[q], b[q], r)
                 if value < target[q]:
                     low = r
                 else:
@@ -139,6 +126,8 @@ FLOOR = 1e-2
 """Smallest eigenvalue of a correlation matrix for sampling."""
 REACH, CELLS = 6, 64
 """Range of latent normals in which a grid helps to find bins, and its cells per unit."""
+FEW = 10**6
+"""Numbers that are sorted into bins sooner than a loop is compiled."""
 PROJECTIONS = 100
 PROJECTION_TOLERANCE = 1e-6
 ROUNDED = 1e-12
@@ -240,6 +229,11 @@ def code_latents(Z: Floats, thresholds: Floats, bins: Ints) -> Ints:
 
     `thresholds` (p, k + 1) ascend from minus infinity in every row, of which column j uses ``bins[j] + 1``.
     """
+    if Z.size <= FEW:
+        found = [
+            np.searchsorted(t[1:k], z, side="right") for t, k, z in zip(thresholds, bins, Z.T, strict=True)
+        ]
+        return np.stack(found, axis=1)
     grid = np.arange(-REACH * CELLS, REACH * CELLS) / CELLS
     first = np.array(
         [np.searchsorted(t[1:k], grid, side="right") for t, k in zip(thresholds, bins, strict=True)]
@@ -274,17 +268,8 @@ def _code(Z: Floats, thresholds: Floats, bins: Ints, first: Ints, out: Ints) -> 
 
 def scores_of_codes(codes: Ints, scores: Floats) -> Floats:
     """Return the scores (p, k) of bins (n, p), 0 of none: (n, p)."""
-    out = np.empty(codes.shape)
-    _score(as_kernel_array(codes, np.int64), as_kernel_array(scores), out)
-    return out
-
-
-@njit(cache=True, nogil=True)
-def _score(codes: Ints, scores: Floats, out: Floats) -> None:
-    for i in range(codes.shape[0]):
-        for j in range(codes.shape[1]):
-            k = codes[i, j]
-            out[i, j] = scores[j, k] if k >= 0 else 0.0
+    found = np.take_along_axis(np.ascontiguousarray(scores.T), codes, axis=0)
+    return np.where(codes >= 0, found, 0.0)
 
 
 def interpolate_inverse(u: Floats, F: Floats, x: Floats) -> Floats:
@@ -292,6 +277,10 @@ def interpolate_inverse(u: Floats, F: Floats, x: Floats) -> Floats:
 
     F ascends from 0 or less to 1 or more.
     """
+    if u.size <= FEW:
+        k = np.clip(np.searchsorted(F, u, side="right") - 1, 0, len(F) - 2)
+        share = np.clip((u - F[k]) / (F[k + 1] - F[k]), 0.0, 1.0)
+        return np.asarray(x[k] + share * (x[k + 1] - x[k]))
     first = np.searchsorted(F, np.arange(len(F)) / len(F), side="right") - 1
     out = np.empty(len(u))
     _interpolate(

@@ -33,7 +33,8 @@ def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> t
     `t` is the scale of the Laplace distribution that proposes: the root of the variance, rounded down, and 1.
     """
     out = np.empty(size, np.int64)
-    made, used = _draws(variance, t, as_kernel_array(words, np.uint64), out)
+    at = np.zeros(1, np.int64)  # in the loop it would be compiled
+    made, used = _draws(variance, t, as_kernel_array(words, np.uint64), at, out)
     return out[:made], int(used)
 
 
@@ -78,8 +79,7 @@ def _exponential(x: Whole, y: Whole, words: NDArray[np.uint64], at: Ints) -> Who
 
 
 @njit(cache=True, nogil=True)
-def _draws(a: int, t: int, words: NDArray[np.uint64], out: Ints) -> tuple[int, int]:
-    at = np.zeros(1, np.int64)
+def _draws(a: int, t: int, words: NDArray[np.uint64], at: Ints, out: Ints) -> tuple[int, int]:
     bits = np.int64(0)
     while (1 << bits) < t:
         bits += 1

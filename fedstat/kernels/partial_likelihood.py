@@ -352,6 +352,9 @@ class PartialLikelihood:
 # ----------------------------------------------------------------------------------------------------
 # Concordance of a linear predictor with the order of the events.
 
+FEW = 500
+"""Rows of a stratum that are compared each with each: sooner than loops are compiled."""
+
 
 @njit(cache=True, **INNER)
 def _add(tree, i, value):  # type: ignore[no-untyped-def]
@@ -438,6 +441,21 @@ def _compare_with_earlier(stop, start, event, weight, rank, entering, tree, pair
         k = end
 
 
+def _compare_all(
+    stop: Floats, start: Floats, event: Bools, weight: Floats, rank: Ints
+) -> tuple[Floats, float]:
+    """Compare few rows, each with each; return pairs (n, 3) and the pairs tied in time."""
+    later = event[:, None] & (start < stop[:, None])
+    later &= (stop > stop[:, None]) | ((stop == stop[:, None]) & ~event)
+    order = np.sign(rank[:, None] - rank)
+    known = [(later & (order == sign)).astype(np.float64) for sign in (1, -1, 0)]
+    pairs = np.column_stack([one @ weight + weight @ one for one in known])
+    died, squares = (
+        np.bincount(np.unique(stop, return_inverse=True)[1], event * w) for w in (weight, weight**2)
+    )
+    return pairs, 0.5 * float((died**2 - squares).sum())
+
+
 def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
     """Count pairs whose order is known, over all rows and for each row.
 
@@ -454,6 +472,10 @@ def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
         levels, rank = np.unique(eta[rows], return_inverse=True)
         start, counted = table.start[rows], np.zeros((len(rows), 3))
         columns = table.stop[rows], start, table.event[rows], table.weight[rows], rank
+        if len(rows) <= FEW:
+            found[rows], more = _compare_all(*columns)
+            tied += more
+            continue
         entering = np.argsort(start, kind="stable")
         leaving = entering[::-1].copy() if len(table.leaving) else entering[:0]
         tied += _compare_with_later(*columns, leaving, np.zeros(len(levels) + 1), counted)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from fedstat.kernels import copula
 from fedstat.kernels.copula import (
     code_latents,
     count_tree,
@@ -72,7 +73,9 @@ def test_tails_fall_and_keep_their_sum():
     assert (out[5:7] == p[5:7]).all()
 
 
-def test_codes_of_latents():
+@pytest.mark.parametrize("few", [0, copula.FEW], ids=["compiled", "few"])
+def test_codes_of_latents(monkeypatch, few):
+    monkeypatch.setattr(copula, "FEW", few)
     thresholds = np.array([[-np.inf, 0.0, np.inf, np.inf], [-np.inf, -1.0, 1.0, np.inf]])
     codes = code_latents(np.array([[-0.1, -1.0], [0.0, 2.0], [9.0, -9.0]]), thresholds, np.array([2, 3]))
     assert codes.tolist() == [[0, 1], [1, 2], [1, 0]]
@@ -88,7 +91,8 @@ def test_nearest_correlation_is_known_and_leaves_a_correlation_alone():
     assert np.linalg.eigvalsh(nearest_correlation(-0.9 + 1.9 * np.eye(5))).min() > 0.005
 
 
-def test_codes_are_those_of_a_search_next_to_every_threshold():
+def test_codes_are_those_of_a_search_next_to_every_threshold(monkeypatch):
+    monkeypatch.setattr(copula, "FEW", 0)
     rng = np.random.default_rng(3)
     inner = np.sort(np.concatenate([rng.normal(size=900), np.arange(-6, 7) / 64, [-9.0, 0.0, 7.5, 9.0]]))
     thresholds = np.concatenate([[-np.inf], inner, [np.inf]])[None]
@@ -102,9 +106,12 @@ def test_scores_of_bins_and_of_none():
     assert scores_of_codes(np.array([[1, 2], [-1, 0]]), scores).tolist() == [[1.5, 4.0], [0.0, 2.0]]
 
 
-def test_inverse_of_a_distribution_function():
+def test_inverse_of_a_distribution_function(monkeypatch):
     rng = np.random.default_rng(4)
     p = rng.random(300) * (rng.random(300) < 0.6)
     F = np.concatenate([[0.0], np.cumsum(p) / p.sum()]) + 1e-12 * np.arange(301)
     x, u = np.sort(rng.normal(size=301)), np.concatenate([rng.random(4_000), [0.0, 1.0], F.clip(0, 1)])
     assert interpolate_inverse(u, F, x) == pytest.approx(np.interp(u, F, x), abs=1e-9)
+    few = interpolate_inverse(u, F, x)
+    monkeypatch.setattr(copula, "FEW", 0)
+    assert (few == interpolate_inverse(u, F, x)).all()
