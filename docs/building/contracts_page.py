@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from contracts.families import FAMILIES
 from contracts.over_families import CONTRACTS
-from contracts.terms import FURTHER_WEIGHTS, WITHOUT_TERMS
+from contracts.terms import FURTHER_WEIGHTS, stated
 
 from fedstat.federation.disclosure.site import FAMILIES as STEPS
 from fedstat.federation.disclosure.site import load_families
@@ -94,7 +94,7 @@ def _sums_without_terms() -> Iterator[str]:
     )
     yield "| family | step | reason |"
     yield "|---|---|---|"
-    for (family, step), reason in (WITHOUT_TERMS | FURTHER_WEIGHTS).items():
+    for (family, step), reason in (stated() | FURTHER_WEIGHTS).items():
         yield f"| {family} | {step} | {reason[0].upper()}{reason[1:]}. |"
 
 

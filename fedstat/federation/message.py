@@ -121,6 +121,9 @@ class ArrayDeclaration:
     chooses : str
         For received arrays: what values other than zero choose, "batches" or "start values". Some policies
         accept zeros only; see :mod:`fedstat.federation.disclosure.request_checks`.
+    without_terms : str
+        For released sums: the reason why the release history does not compare them; see
+        :mod:`fedstat.federation.disclosure.family`.
     sensitivity : float or None
         Largest change of the array's Euclidean length when one entity's record is replaced. None: there is no
         bound, and no noise mechanism is possible.
@@ -141,6 +144,7 @@ class ArrayDeclaration:
     unpaid: str = ""
     bound: bool = False
     chooses: str = ""
+    without_terms: str = ""
 
 
 control = partial(ArrayDeclaration, "control")

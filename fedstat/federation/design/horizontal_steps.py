@@ -648,7 +648,16 @@ step(
     FAMILY,
     "survey_rows count_intervals transform_sums",
     request=TransformRequest,
-    releases={"sums": aggregate("sums for the transforms of the formula", 2, maskable=True, wide=True)},
+    releases={
+        "sums": aggregate(
+            "sums for the transforms of the formula",
+            2,
+            maskable=True,
+            wide=True,
+            without_terms="sums of one column over the complete rows, whose sets are compared; the column "
+            "enters the history when the rows are opened",
+        )
+    },
     rows_behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
     requests=aggregate("transforms, with their state so far", common=True),
 )(transform_sums)
@@ -657,7 +666,14 @@ step(
     FAMILY,
     "survey_rows count_intervals",
     request=KnotsRequest,
-    releases={"counts": aggregate("rows by interval, for knots", maskable=True, wide=True)},
+    releases={
+        "counts": aggregate(
+            "rows by interval, for knots",
+            maskable=True,
+            wide=True,
+            without_terms="counts of averages over successive rows, whose number is limited for each column",
+        )
+    },
     rows_behind=(EntityCount, RowCount, RowsUsed, LevelRowCounts, ColumnSums),
     requests=aggregate("splines of the formula, and ends of intervals", common=True),
 )(count_intervals)

@@ -339,7 +339,15 @@ def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, 
     )
 
 
-@step(FAMILY, "open_block", replies=aggregate(CODING, behind=(facts.EntityCount,)))
+@step(
+    FAMILY,
+    "open_block",
+    replies=aggregate(
+        CODING,
+        behind=(facts.EntityCount,),
+        without_terms="how columns are coded; repeats the levels and sums that the coding was made of",
+    ),
+)
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
     return {}, block_of(state).spec.to_json()

@@ -581,6 +581,10 @@ class ScoreAndInformation:
         return float(max(one.max(initial=0.0) for one in squares) ** 0.5)
 
 
+TERM_FACTS: tuple[type, ...] = (SummedProducts, ScoreAndInformation, RowGroups, LevelsRequested)
+"""Facts that hand over the columns, groups or weights of sums: the release history compares their terms."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSums:
     """Functions of single columns are summed over rows.

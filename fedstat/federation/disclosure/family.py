@@ -1,4 +1,9 @@
-"""Declaration of a family's site steps: what each takes, releases and follows, where it is defined."""
+"""Declaration of a family's site steps: what each takes, releases and follows, where it is defined.
+
+A sum over rows is a weight for each row times a quantity. Every released sum has *terms*, its columns, groups
+or weights, which the site compares with those of all earlier sums. A family whose steps release sums without
+terms is not entered, unless it states the reason, for an array or for all of its steps.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,24 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from fedstat import codec
+from fedstat.errors import DisclosureError
+from fedstat.federation.disclosure.facts import TERM_FACTS
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import COUNTED, ArrayDeclaration, Step
 
 StepFunction = TypeVar("StepFunction", bound=Callable[..., Any])
 Declarations = Mapping[str, ArrayDeclaration]
+
+WITHOUT_TERMS: dict[str, str] = {}
+"""Reasons of families whose sums have no terms; see :func:`state_without_terms`."""
+COMPARED = frozenset({*TERM_FACTS, NoiseRequired, RepeatedRelease})
+"""Facts of which one is behind every sum that is compared, or has noise."""
+ONE_OWNER = (
+    "sums between sites with different columns: no site has the columns of the other, so rows behind "
+    "products are counted securely, and group sizes, columns and equations about a column are limited"
+)
+PER_ENTITY = "the protocol releases numbers for each entity; the policy limits these (per_entity)"
 
 
 def step(
@@ -59,7 +77,7 @@ def step(
     Raises
     ------
     DisclosureError
-        A release does not declare what stands behind it, or the family has a step of this name.
+        A release does not declare what stands behind it, or is a sum without terms.
     """
 
     def enter(function: StepFunction) -> StepFunction:
@@ -83,10 +101,34 @@ def step(
 def include(family: str, steps: Mapping[str, Step], after: Mapping[str, str] | None = None) -> None:
     """Enter steps that families share; `after` names those that may stand directly before each."""
     before = {name: frozenset(text.split()) for name, text in (after or {}).items()}
+    for name, one in steps.items():
+        lacking = [] if family in WITHOUT_TERMS else sums_without_terms(one)
+        if unnamed := [array for array in lacking if not one.given[array].without_terms]:
+            raise DisclosureError(
+                f"family '{family}', step '{name}': array '{unnamed[0]}' is a sum without terms, which the "
+                "release history cannot compare with other sums. Report "
+                f"{' or '.join(sorted(fact.__name__ for fact in TERM_FACTS))} and declare it in "
+                "behind=(...), or state the reason in without_terms=..."
+            )
     ordered = {
         name: replace(one, after=before[name]) if name in before else one for name, one in steps.items()
     }
     FAMILIES[family] = {**FAMILIES.get(family, {}), **ordered}
+
+
+def state_without_terms(family: str, reason: str) -> str:
+    """State why the sums of a family have no terms, before its steps are entered; return its name."""
+    WITHOUT_TERMS[family] = reason
+    return family
+
+
+def sums_without_terms(entered: Step) -> list[str]:
+    """Return the names of a step's sums that have neither terms nor noise."""
+    return [
+        name
+        for name, declared in entered.given.items()
+        if declared.kind in COUNTED and declared.behind and not COMPARED & set(declared.behind)
+    ]
 
 
 def _with_facts(declared: ArrayDeclaration, facts: tuple[type, ...]) -> ArrayDeclaration:

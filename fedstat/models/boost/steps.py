@@ -90,6 +90,7 @@ OWN: Mapping[str, ArrayDeclaration] = {
         0,
         dtype="bool",
         behind=(facts.UnequalWeights,),
+        without_terms="one bit: whether points that few curves lack are interpolated",
     ),
 }
 

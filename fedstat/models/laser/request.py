@@ -7,9 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from fedstat.codec import Minimum
 from fedstat.errors import MessageError
+from fedstat.federation.disclosure.family import PER_ENTITY, state_without_terms
 from fedstat.models.laser.networks import Optimizer
 
-FAMILY = "laser"
+FAMILY = state_without_terms("laser", PER_ENTITY)
 Outcome: TypeAlias = Literal["binary", "multiclass", "normal"]
 MOST_EPSILON = 100.0
 MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512

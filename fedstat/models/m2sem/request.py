@@ -12,10 +12,11 @@ import numpy as np
 
 from fedstat.codec import Minimum
 from fedstat.errors import MessageError
+from fedstat.federation.disclosure.family import PER_ENTITY, state_without_terms
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Floats, Ints
 
-FAMILY = "m2sem"
+FAMILY = state_without_terms("m2sem", PER_ENTITY)
 Kind: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal"]
 Reported: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal", "counted"]
 MOST_CLUSTERS, MOST_FACTORS, MOST_NODES, MOST_STEPS, MOST_SLOTS = 50, 5, 31, 100, 200

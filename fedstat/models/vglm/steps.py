@@ -16,7 +16,7 @@ from fedstat.federation.disclosure.facts import (
     GroupSums,
     RowGroups,
 )
-from fedstat.federation.disclosure.family import include, step
+from fedstat.federation.disclosure.family import ONE_OWNER, include, state_without_terms, step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, per_entity
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -50,7 +50,7 @@ WEIGHTED = "weighted"
 
 RESIDUAL = per_entity("residual of the response", dtype="float64", weighs="residuals")
 WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
-FAMILY = "vglm"
+FAMILY = state_without_terms("vglm", ONE_OWNER)
 
 
 @step(

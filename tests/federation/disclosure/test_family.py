@@ -12,8 +12,8 @@ from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import ArrayDeclaration, Step
 
-SUM = ArrayDeclaration("aggregate", "sum")
-COUNT = ArrayDeclaration("aggregate", "count", behind=(RowCount,))
+SUM = ArrayDeclaration("aggregate", "sum", without_terms="a toy")
+COUNT = ArrayDeclaration("aggregate", "count", behind=(RowCount,), without_terms="a toy")
 OPTIONS = ArrayDeclaration("control", "options")
 HERE = SimpleNamespace(name="A")
 

@@ -19,7 +19,7 @@ from fedstat.federation.design.formula.parse import Formula, SiteTerms, formula_
 from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.vertical_design import block_of, columns_cardinality, response_of
 from fedstat.federation.disclosure import facts
-from fedstat.federation.disclosure.family import include, step
+from fedstat.federation.disclosure.family import ONE_OWNER, include, state_without_terms, step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
@@ -168,7 +168,7 @@ def find_owners(
 # response releases by fold: `totals`, sums of the response at each of its points, and of its square, (F, G +
 # 1).
 
-FAMILY = "boost_vertical"
+FAMILY = state_without_terms("boost_vertical", ONE_OWNER)
 POINTS, WIDTH = "response at its points", "columns of all sites"
 LEARNER_COLUMNS = "learners of columns"
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.family import ONE_OWNER, state_without_terms
 from fedstat.federation.disclosure.row_checks import count_dominant_rows
 from fedstat.federation.message import ArrayDeclaration, Request, aggregate
 from fedstat.federation.protocols.engine import Fit, FitProtocol
@@ -28,7 +29,7 @@ from fedstat.typing import Array, Bools, Floats
 # ----------------------------------------------------------------------------------------------------
 # The name of this family, and requests to its steps.
 
-FAMILY = "vfem"
+FAMILY = state_without_terms("vfem", ONE_OWNER)
 BLOCK, SQUARES = "block", "squares"
 """Columns that a site opens for sums with values that stay at the response holder."""
 CROSS_STEPS = (
