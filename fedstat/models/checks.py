@@ -103,6 +103,8 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
         if name in OTHER_WEIGHTS:
             raise ModelError(f"{name}: {_weights_of(model)}")
         where = model.__name__ if call in MAKING else f"{model.__name__}.{call}"
+        if isinstance(hint := getattr(model, "_hints", {}).get(name), Remedy):
+            raise ModelError(f"{where} has no argument {name!r}", remedy=hint)
         raise ModelError(
             f"{where} has no argument {name!r}{_remedy(model, name, known)}. Its arguments are "
             f"{', '.join(known)}"
@@ -238,16 +240,22 @@ def kind_of(value: object) -> str:
     return name if package == "builtins" else f"{package} {name}"
 
 
-def check_parsed(model: type, formula: object) -> None:
-    """Refuse what is no parsed formula: text, or arrays, which statsmodels' constructors take."""
-    if not isinstance(formula, Formula):
-        text = repr(formula) if isinstance(formula, str) else "'y ~ x'"
-        raise ModelError(
-            f"{model.__name__}: models are made from a formula and a partition",
-            remedy=Remedy("{model}.from_formula({formula}, partition)", "write {call}").filled(
-                model=model.__name__, formula=text
-            ),
-        )
+def takes_parsed(init: Method, parsed: type = Formula) -> Method:
+    """Let a constructor refuse what is not parsed: a text, nothing, or arrays as in statsmodels."""
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        formula = args[0] if args else given.get("formula")
+        if not isinstance(formula, parsed):
+            raise ModelError(
+                f"{type(self).__name__}: models are made from a formula and a partition",
+                remedy=Remedy("{model}.from_formula({formula!r}, partition)", "write {call}").filled(
+                    model=type(self).__name__, formula=formula if isinstance(formula, str) else "y ~ x"
+                ),
+            )
+        init(self, *args, **given)
+
+    return cast(Method, checked)
 
 
 def check_layout(model: str, partition: object, layout: str) -> None:

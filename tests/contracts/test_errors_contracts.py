@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+from contracts.families import FAMILIES
 from contracts.over_families import model_class, over_families
 
+import fedstat as fs
 from fedstat.errors import FedstatError, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -91,3 +94,21 @@ def test_a_site_without_complete_rows(family):
     else:
         notes = " ".join(getattr(fit, "notes", None) or fit.attrs["notes"])
         assert site in notes or "left out" in str(fit.summary()) or "left out" in notes, notes
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if hasattr(getattr(fs, name), "from_formula") and name != "M2SEM"]
+)
+def test_direct_constructors_name_from_formula(name):
+    """What statsmodels' constructors take ends in an error with a remedy; M2SEM takes a partition."""
+    frame = pd.DataFrame({"y": [1.0], "x": [2.0]})
+    for given in (("y ~ x", "partition"), (frame["y"], frame), ("y ~ x",), ()):
+        with pytest.raises(ModelError) as caught:
+            getattr(fs, name)(*given)
+        assert str(caught.value).startswith(f"{name}: models are made from a formula")
+        assert caught.value.remedy.filled_call == f"{name}.from_formula('y ~ x', partition)"
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if hasattr(getattr(fs, name), "fit")])
+def test_fits_are_typed(name):
+    assert getattr(fs, name).fit.__annotations__["return"] != "Any"

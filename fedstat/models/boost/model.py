@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.docstrings import inherits_signature
@@ -21,7 +22,7 @@ from fedstat.models.boost.private_source import PrivateSource
 from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.row_source import RowSource
 from fedstat.models.boost.source import BoostOptions, Folds, MomentSource, Select
-from fedstat.models.checks import check_layout, checks_arguments
+from fedstat.models.checks import check_layout, checks_arguments, takes_parsed
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
@@ -101,6 +102,7 @@ class FedFunctionBoost(Explainable):
     model_name: ClassVar[str] = "Federated functional boosting"
     _plan = BoostPlan
 
+    @partial(takes_parsed, parsed=MomentSource)
     def __init__(self, source: MomentSource) -> None:
         self.source = source
         self.distribution = source.distribution

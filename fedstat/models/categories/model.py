@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import statsmodels.genmod.families as sm_families
 
@@ -25,9 +25,9 @@ from fedstat.models.checks import (
     check_choice,
     check_integer,
     check_masked,
-    check_parsed,
     check_positive,
     checks_arguments,
+    takes_parsed,
 )
 from fedstat.models.horizontal.clusters import ClusterChoice
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
@@ -57,7 +57,10 @@ class CategoryPlan(OwnFitsPlan):
         return [IterationLoop(("sum_scores",), self.fits * int(self.given["maxiter"]))]
 
 
-class CategoryModel(HorizontalModel):
+Fitted = TypeVar("Fitted", bound=CategoryResults)
+
+
+class CategoryModel(HorizontalModel, Generic[Fitted]):
     """A model of a response of categories; its classes differ in the link.
 
     Parameters
@@ -81,8 +84,9 @@ class CategoryModel(HorizontalModel):
     _categories = True
     _goes_on = True
     _plan = CategoryPlan
-    _results: ClassVar[type[CategoryResults]]
+    _results: type[Fitted]
 
+    @takes_parsed
     @inherits_signature(HorizontalModel.__init__, without=("family", "exposure", "var_weights"))
     def __init__(
         self,
@@ -92,7 +96,6 @@ class CategoryModel(HorizontalModel):
         levels: Sequence[LevelValue] | None = None,
         **settings: Any,
     ) -> None:
-        check_parsed(type(self), formula)
         if not formula.intercept:
             raise FormulaError(
                 "formula: the constants of the categories are always part of this model; leave 0 or - 1 out"
@@ -188,7 +191,7 @@ class CategoryModel(HorizontalModel):
         check_assumptions: bool = True,
         masked: bool | None = None,
         progress: bool | None = None,
-    ) -> Any:
+    ) -> Fitted:
         """Maximize the likelihood of all sites' rows.
 
         Parameters
@@ -256,7 +259,7 @@ class CategoryModel(HorizontalModel):
         kind = "HC1" if cov_type == "robust" else "sites" if by_site else cov_type
         columns = (clusters.groups,) if kind == "cluster" and clusters is not None else ()
 
-        def estimate(model: CategoryModel, attempt: FitAttempt) -> CategoryResults:
+        def estimate(model: CategoryModel[Fitted], attempt: FitAttempt) -> Fitted:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
             newton = CategoryNewton(session, CategoryRequest(model.link, columns), maxiter, tol)
             protocol = newton.run(kind, local, clusters, check_assumptions)
@@ -283,7 +286,7 @@ class CategoryModel(HorizontalModel):
         return ClusterChoice.of(groups, correction)
 
 
-class FederatedOrdinal(CategoryModel):
+class FederatedOrdinal(CategoryModel[OrdinalResults]):
     """Regression of ordered categories over sites that hold different rows, with a cumulative link.
 
     ``P(y <= j) = F(threshold_j - x'b)``: with ``distr="logit"`` the proportional odds model (McCullagh 1980),
@@ -331,6 +334,7 @@ class FederatedOrdinal(CategoryModel):
     _ordered = True
     _results = OrdinalResults
 
+    @takes_parsed
     @inherits_signature(CategoryModel.__init__)
     def __init__(
         self,
@@ -385,7 +389,7 @@ class FederatedOrdinal(CategoryModel):
         return super().from_formula(formula, partition, **settings)
 
 
-class FederatedMultinomial(CategoryModel):
+class FederatedMultinomial(CategoryModel[MultinomialResults]):
     """Regression of categories without an order over sites that hold different rows: multinomial logit.
 
     ``log P(y = j) / P(y = first) = x'b_j``: exp(b_j) are ratios of the odds of a category against the first.

@@ -19,7 +19,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.published import Published
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_integer, check_layout, check_parsed, checks_arguments
+from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments, takes_parsed
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.explain import bounds_problems
 from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
@@ -107,6 +107,7 @@ class PrivateCopulaGLM(PrivateRelease):
     _instead = DRY_RUN_STEPS
     _family_name = FAMILY
 
+    @takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -118,7 +119,6 @@ class PrivateCopulaGLM(PrivateRelease):
         delta: float = USUAL_DELTA,
         coordinator: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
         check_layout(type(self).__name__, partition, "vertical")
         self.formula = formula
         self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
@@ -27,9 +27,9 @@ from fedstat.models.checks import (
     check_choice,
     check_integer,
     check_masked,
-    check_parsed,
     check_positive,
     checks_arguments,
+    takes_parsed,
 )
 from fedstat.models.cox.common_baseline import POINTS
 from fedstat.models.cox.protocol import CoxNewton
@@ -144,15 +144,13 @@ class FederatedCox(HorizontalModel):
     _times = True
     _goes_on = True
     _plan = CoxPlan
+    _hints: ClassVar = dict.fromkeys(
+        ("family", "exposure"), "a Cox model has none; it takes offset, freq_weights and var_weights"
+    )
 
-    @inherits_signature(HorizontalModel.__init__)
+    @takes_parsed
+    @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        check_parsed(type(self), formula)
-        given = [role for role in ("family", "exposure") if settings.get(role) is not None]
-        if given:
-            raise ModelError(
-                f"{given[0]}: a Cox model has none; it takes offset, freq_weights and var_weights"
-            )
         if settings.get("freq_weights") is not None and settings.get("var_weights") is not None:
             raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         if not formula.intercept:
@@ -169,6 +167,25 @@ class FederatedCox(HorizontalModel):
                 ),
             )
         super().__init__(formula, partition, **settings)
+
+    @classmethod
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            As for :meth:`FederatedGLM.from_formula`, with ``Surv(time, event)`` or
+            ``Surv(start, stop, event)`` on the left side; the right side may have ``strata(x)`` and
+            ``cluster(id)``.
+        partition : ClientPartition
+            In the horizontal layout.
+        offset, freq_weights, var_weights, labels, complete, missing, subset
+            As for :meth:`FederatedGLM.from_formula`.
+        """
+        return super().from_formula(formula, partition, **settings)
 
     @checks_arguments
     def fit(

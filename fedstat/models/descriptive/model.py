@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_masked, check_parsed, checks_arguments
+from fedstat.models.checks import check_masked, checks_arguments, takes_parsed
 from fedstat.models.descriptive.protocol import MOST_TRIES, SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
@@ -62,16 +62,34 @@ class CurveModel(HorizontalModel):
     _times = True
     _goes_on = True
     _plan = CurvePlan
+    _hints: ClassVar = dict.fromkeys(
+        ("family", "exposure", "offset", "freq_weights", "var_weights"),
+        "a survival curve has groups only, as in 'Surv(months, died) ~ arm'",
+    )
 
-    @inherits_signature(HorizontalModel.__init__)
+    @takes_parsed
+    @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        check_parsed(type(self), formula)
-        roles = ("family", "exposure", "offset", "freq_weights", "var_weights")
-        given = [role for role in roles if settings.get(role) is not None]
-        if given or formula.offsets or formula.strata or formula.clusters:
-            what = given[0] if given else "offset(), strata() and cluster()"
-            raise ModelError(f"{what}: a survival curve has groups only, as in 'Surv(months, died) ~ arm'")
+        if formula.offsets or formula.strata or formula.clusters:
+            raise ModelError(f"offset(), strata() and cluster(): {self._hints['offset']}")
         super().__init__(formula, partition, **settings)
+
+    @classmethod
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make curves from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            ``Surv(time, event) ~ groups``, or with ``Surv(start, stop, event)``; groups are columns, or 1.
+        partition : ClientPartition
+            In the horizontal layout.
+        labels, complete, missing, subset
+            As for :meth:`FederatedGLM.from_formula`.
+        """
+        return super().from_formula(formula, partition, **settings)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         question = super()._question(offset, labels, complete)

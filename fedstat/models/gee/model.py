@@ -87,6 +87,7 @@ class FederatedGEE(HorizontalModel):
     _goes_on = True
     _plan = GEEPlan
 
+    @checks.takes_parsed
     @inherits_signature(HorizontalModel.__init__, without=["freq_weights", "var_weights"])
     def __init__(
         self,
@@ -102,7 +103,6 @@ class FederatedGEE(HorizontalModel):
         weights: str | None = None,
         **settings: Any,
     ) -> None:
-        checks.check_parsed(type(self), formula)
         given = [role for role in ("freq_weights", "var_weights") if settings.get(role) is not None]
         if given:
             raise ModelError(f"{given[0]}: estimating equations have one kind of weights; use weights")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
 
 import statsmodels.genmod.families as sm_families
 
@@ -465,6 +465,7 @@ class GLORE(FederatedGLM):
     model_name: ClassVar[str] = "GLORE"
     _default_family: ClassVar[Any] = sm_families.Binomial
 
+    @checks.takes_parsed
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
         family = settings.get("family")
@@ -476,6 +477,12 @@ class GLORE(FederatedGLM):
         super().__init__(formula, partition, **settings)
 
 
+NO_OFFSET = Remedy(
+    "FederatedGLM.from_formula(...).fit()",
+    ": R-squared is not defined with an offset. Subtract it from the response, or use FederatedGLM",
+)
+
+
 class FederatedOLS(FederatedGLM):
     """Least squares over sites that hold different rows, with the statistics of statsmodels' OLS.
 
@@ -483,7 +490,7 @@ class FederatedOLS(FederatedGLM):
     intervals with Student's t, and intervals of new responses. With ``var_weights`` it is statsmodels' WLS
     with these weights; a row with ``freq_weights`` two counts as two rows.
 
-    Make one with :meth:`from_formula`; ``family``, ``offset`` and ``exposure`` are not available here.
+    Make one with :meth:`from_formula`.
 
     Parameters
     ----------
@@ -505,26 +512,39 @@ class FederatedOLS(FederatedGLM):
 
     model_name: ClassVar[str] = "Federated OLS"
     _results: ClassVar[type[GLMResults]] = OLSResults
+    _hints: ClassVar = dict.fromkeys(("offset", "exposure"), NO_OFFSET)
 
-    @inherits_signature(HorizontalModel.__init__)
+    @checks.takes_parsed
+    @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        checks.check_parsed(type(self), formula)
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
             raise ModelError(
                 f"family: FederatedOLS is for a normal response, received {DistributionSpec.of(family)}",
                 remedy=OTHER_FAMILIES,
             )
-        given = [role for role in ("offset", "exposure") if settings.get(role) is not None]
-        if given or formula.offsets:
-            raise ModelError(
-                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset",
-                remedy=Remedy(
-                    "FederatedGLM.from_formula(...).fit()",
-                    "subtract it from the response, or use FederatedGLM",
-                ),
-            )
+        if formula.offsets:
+            raise ModelError("formula: FederatedOLS has no offset()", remedy=NO_OFFSET)
         super().__init__(formula, partition, **settings)
+
+    @classmethod
+    @checks.checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            As for :meth:`FederatedGLM.from_formula`, without ``offset()``.
+        partition : ClientPartition
+            In the horizontal layout.
+        family : statsmodels family or str, optional
+            The Gaussian family with the identity link, if one is given.
+        freq_weights, var_weights, labels, complete, missing, subset
+            As for :meth:`FederatedGLM.from_formula`.
+        """
+        return super().from_formula(formula, partition, **settings)
 
     @checks.checks_arguments
     @inherits_signature(FederatedGLM.fit)

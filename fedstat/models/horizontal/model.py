@@ -46,7 +46,7 @@ from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_layout, check_parsed, checks_arguments
+from fedstat.models.checks import check_layout, checks_arguments, takes_parsed
 from fedstat.models.explain import DryRunPlan, Explainable, owners_consulted
 from fedstat.models.horizontal.session import RULES_ON_ROWS, RowsSession
 from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
@@ -207,6 +207,7 @@ class HorizontalModel(Explainable):
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
 
+    @takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -222,7 +223,6 @@ class HorizontalModel(Explainable):
         missing: MissingRule = "drop",
         subset: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self._check_times(formula)

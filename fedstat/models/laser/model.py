@@ -188,6 +188,7 @@ class LASER(VerticalModel):
     family: ClassVar[str] = FAMILY
     _plan = LASERPlan
 
+    @checks.takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -202,7 +203,6 @@ class LASER(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
-        checks.check_parsed(type(self), formula)
         checks.check_choice("outcome", outcome, get_args(Outcome))
         checks.check_choice("heads", heads, get_args(HeadLayout))
         for name, units in (("hidden", hidden), ("head_hidden", head_hidden)):

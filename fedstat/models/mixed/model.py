@@ -90,6 +90,7 @@ class FederatedMixed(HorizontalModel):
     )
     """Arguments of other packages that the formula replaces."""
 
+    @checks.takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -106,7 +107,6 @@ class FederatedMixed(HorizontalModel):
         missing: MissingRule = "drop",
         subset: str | None = None,
     ) -> None:
-        checks.check_parsed(type(self), formula)
         if not formula.random:
             raise FormulaError(
                 "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'",

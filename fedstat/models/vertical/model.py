@@ -21,7 +21,7 @@ from fedstat.federation.dry_run.synthetic import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows
-from fedstat.models.checks import check_layout, check_parsed, checks_arguments
+from fedstat.models.checks import check_layout, checks_arguments, takes_parsed
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.vertical.layout import Layout, list_terms, values_of_parts
 
@@ -70,6 +70,7 @@ class VerticalModel(Explainable):
     _roles: Mapping[str, str] = {}
     """Additional columns of the response's site, by the argument that names them."""
 
+    @takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -78,7 +79,6 @@ class VerticalModel(Explainable):
         missing: MissingRule | Literal["em"] = "raise",
         coordinator: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
         if missing == "em" or missing not in ("drop", "raise"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self._missing = formula, missing

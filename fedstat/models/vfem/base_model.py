@@ -15,7 +15,7 @@ from fedstat.federation.design.vertical_design import Design, MissingRule, desig
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_parsed, checks_arguments
+from fedstat.models.checks import check_choice, checks_arguments, takes_parsed
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import (
     PatternExchange,
@@ -126,6 +126,7 @@ class VFEMModel(VerticalModel):
 
     family: ClassVar[str] = FAMILY
 
+    @takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -139,7 +140,6 @@ class VFEMModel(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
         if family is not None:
             self.distribution = DistributionSpec.of(family)
         if between is not None:

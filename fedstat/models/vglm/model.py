@@ -22,11 +22,11 @@ from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import (
     check_choice,
     check_integer,
-    check_parsed,
     check_positive,
     check_share,
     checks_arguments,
     masks_rows,
+    takes_parsed,
 )
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import (
@@ -149,6 +149,7 @@ class VerticalGLM(VerticalModel):
     family: ClassVar[str] = FAMILY
     _plan = VGLMPlan
 
+    @takes_parsed
     def __init__(
         self,
         formula: Formula,
@@ -168,7 +169,6 @@ class VerticalGLM(VerticalModel):
         var_weights: str | None = None,
         coordinator: str | None = None,
     ) -> None:
-        check_parsed(type(self), formula)
         if between is not None:
             check_choice("between", between, get_args(Between))
         self.between: Between | None = between
