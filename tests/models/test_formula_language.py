@@ -164,7 +164,7 @@ def test_matrices_are_those_of_patsy(coding, n):
     ("right", "kind", "told"),
     [
         ("cr(x, knots=(0,), lower_bound=-4, upper_bound=4)", FormulaError, "constraints='center'"),
-        ("cr(x, df=4, constraints='center')", FormulaError, "needs knots"),
+        ("cr(x, knots=(0, 1), constraints='center')", FormulaError, "needs df=... alone, or knots"),
         ("cr(x, df=4, constraints='none')", FormulaError, "constraints="),
         ("C(g, Sum('zz'))", DesignError, "is not a level"),
         ("C(g, Sum(1, 2))", FormulaError, "write Treatment"),

@@ -108,28 +108,33 @@ def agree_rows(
     session: str,
     *,
     masked: bool = False,
+    mask_counts: bool = False,
     **settings: Any,
 ) -> FitProtocol[RowsSchema]:
     """Agree on levels, see :func:`agree_coding` and its `settings`, and on the state of transforms."""
     found = yield from agree_coding(question, sites, session, **settings)
     # After kinds and levels, so that a problem with a column is reported before its rows are read again.
-    return (yield from agree_transforms(found, session, masked=masked))
+    return (yield from agree_transforms(found, session, masked=masked, mask_counts=mask_counts))
 
 
-def agree_transforms(agreement: RowsSchema, session: str, *, masked: bool = False) -> FitProtocol[RowsSchema]:
-    """Agree on knots and on the state of transforms; `masked`: from masked sums."""
+def agree_transforms(
+    agreement: RowsSchema, session: str, *, masked: bool = False, mask_counts: bool = False
+) -> FitProtocol[RowsSchema]:
+    """Agree on knots and the state of transforms; `masked`: from masked sums, `mask_counts`: knots alone."""
     sites = [row.site for row in agreement.sites]
-    parts = _knots_and_states(agreement.question, sites, session, masked)
+    parts = _knots_and_states(agreement.question, sites, session, masked, mask_counts)
     question, state = yield from masked_protocol(parts, sites, session, sums_only=True) if masked else parts
     spec = replace(agreement.spec, terms=question.every_term, state=plain_state(state))
     return replace(agreement, question=question, spec=spec)
 
 
 def _knots_and_states(
-    question: RowsRequest, sites: Sequence[str], session: str, masked: bool
+    question: RowsRequest, sites: Sequence[str], session: str, masked: bool, mask_counts: bool
 ) -> FitProtocol[tuple[RowsRequest, TransformStates]]:
     request = rows_request(session)
-    question = yield from agree_knots(question, sites, request)
+    knots = agree_knots(question, sites, request)
+    apart = mask_counts and not masked
+    question = yield from masked_protocol(knots, sites, session, sums_only=True) if apart else knots
     return question, (yield from agree_states(question, sites, request, added=masked))
 
 

@@ -57,6 +57,7 @@ from fedstat.federation.tables.columns import (
 )
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
 from fedstat.federation.tables.table import in_memory, keep_result
+from fedstat.spline_names import without_options
 from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 4096
@@ -148,6 +149,17 @@ class RowsRequest:
     def subset_text(self) -> str:
         """The comparisons, joined; empty if all rows are used."""
         return " & ".join(self.subset)
+
+    def describe_placed(self) -> str:
+        """Return the splines whose knots were found, with the knots and bounds of each."""
+        found = []
+        for text in self.placed:
+            options: dict[str, Any] = dict(parse_expression(text).tree.options)  # type: ignore[union-attr]
+            knots = ", ".join(f"{knot:g}" for knot in options["knots"])
+            inner = f"at {knots} " if knots else ""
+            low, high = options["lower_bound"], options["upper_bound"]
+            found.append(f"{without_options(text)} {inner}between {low:g} and {high:g}")
+        return "; ".join(found)
 
     def to_json(self) -> str:
         """Write the question as JSON text, without a subset and found knots as before there were any."""

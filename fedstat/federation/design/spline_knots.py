@@ -43,6 +43,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import as_numbers
+from fedstat.federation.tables.published import Published
 from fedstat.spline_names import without_options
 from fedstat.typing import Array, Floats, Ints
 
@@ -103,6 +104,26 @@ def _require_possible(transform: Transform) -> None:
         )
     if (inner_knots(transform) or 0) < 0:
         raise FormulaError(f"formula: {text!r} needs more degrees of freedom (df)")
+
+
+def with_published_knots(question: RowsRequest, published: Sequence[Published]) -> RowsRequest:
+    """Write knots that all sites publish into splines without any, spread over the published ones.
+
+    `published` are the descriptions of the sites that compute splines with published knots alone. A spline
+    stays as it is if they do not publish enough knots, or other ranges.
+    """
+    written = {}
+    for transform in splines_without_knots(question) if published else ():
+        name, count = next(iter_columns(transform)), inner_knots(transform) or 0
+        columns = [own.get(name) for own in published]
+        ranges = {None if one is None else one.range for one in columns}
+        common = sorted(set.intersection(*(set(() if one is None else one.knots) for one in columns)))
+        plain = transform.operand == Column(name) and "lower_bound" not in dict(transform.options)
+        if plain and len(ranges) == 1 and None not in ranges and 0 < count <= len(common):
+            (low, high), m = ranges.pop(), len(common)  # type: ignore[misc]
+            inner = [common[int((i + 0.5) * m / count)] for i in range(count)]
+            written[transform.text] = with_places(transform, (low, *inner, high))
+    return with_knots(question, written)
 
 
 # ----------------------------------------------------------------------------------------------------

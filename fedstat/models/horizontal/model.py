@@ -21,12 +21,14 @@ from fedstat.errors import (
     EngineError,
     FormulaError,
     ModelError,
+    PinError,
     Remedy,
     SessionError,
     UnitsWarning,
     warn,
 )
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.expression import name_expression, parse_subset
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
 from fedstat.federation.design.horizontal_design import (
@@ -37,6 +39,7 @@ from fedstat.federation.design.horizontal_design import (
 )
 from fedstat.federation.design.levels import check_units
 from fedstat.federation.design.site_rows import EffectTerms, RowsRequest
+from fedstat.federation.design.spline_knots import splines_without_knots, with_published_knots
 from fedstat.federation.design.transform_states import needs_sums
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
@@ -204,6 +207,8 @@ class HorizontalModel(Explainable):
     """The argument that names the columns of the model, in errors."""
     _given: Mapping[str, Any] = MappingProxyType({})
     """Settings of from_formula, with which fits of subgroups are made."""
+    _pinned: bool = True
+    """Whether owners may have pinned the keys of all sites."""
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
 
@@ -233,7 +238,9 @@ class HorizontalModel(Explainable):
         self.weights = {role: name for role, name in weights.items() if name is not None}
         self._roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
-        self.question = self._question(offset, labels, complete)
+        # Sites whose formulas are "simple" compute splines with published knots alone.
+        simple = [site.published for site in partition.sites.values() if site.policy.formulas == "simple"]
+        self.question = with_published_knots(self._question(offset, labels, complete), simple)
         if subset is not None:
             self.question = replace(self.question, subset=self._subset(subset, missing))
         self.question.check()
@@ -254,12 +261,12 @@ class HorizontalModel(Explainable):
             ``response ~ terms``; ``.`` is every other column. The column that names the sites is allowed, as
             ``C(hospital)``. Allowed are ``+ - : * / ^``, ``C()``, also with ``levels=["one", "two"]``, by
             which a row with another level is an error, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``,
-            ``bs``, ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff``
-            or ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``,
-            or ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
-            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
-            categories it is their column, or ``C(y, levels=["low", "high"])``. For mixed models the right
-            side has random effects, ``(1 + x | group)``.
+            ``bs``, ``ns``, ``cr`` and ``cc`` (with ``df``, or with knots and bounds), ``poly``,
+            ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the
+            left a comparison such as ``num > 0``, or ``cbind(successes, failures)``. For survival it is
+            ``Surv(time, event)`` or ``Surv(start, stop, event)``, and the right side may have ``strata(x)``
+            and ``cluster(id)``. For categories it is their column, or ``C(y, levels=["low", "high"])``. For
+            mixed models the right side has random effects, ``(1 + x | group)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family or str, optional
@@ -360,6 +367,11 @@ class HorizontalModel(Explainable):
                 subset = self.question.subset_text
                 warn(f"site {error.empty_site!r} is left out: it has no row of {subset!r}", DataWarning)
                 before, partition = before._goes_on_in(ledger), partition._among(rest)
+            except PinError:
+                if not self._mask_counts or self._masks_wanted:
+                    raise
+                # Sites without keys: fits have masked=False as well.
+                self._pinned, before = False, before._goes_on_in(ledger)
             except (EngineError, SessionError) as error:
                 before = before._goes_on_in(ledger)
                 partition = self._rest_after(error, before)
@@ -390,6 +402,11 @@ class HorizontalModel(Explainable):
         return len(self.sites) > 1 and any(
             self.partition.sites[name].policy.masked_only for name in self.sites
         )
+
+    @property
+    def _mask_counts(self) -> bool:
+        """Whether to mask counts for knots, of which only sums are used: as sums of a fit are by default."""
+        return self._pinned and hides(len(self.sites)) and bool(splines_without_knots(self.question))
 
     def _drop_columns(self, columns: Sequence[str]) -> bool:
         """Leave columns of interactions out of the design; False if they are left out already."""
@@ -427,7 +444,8 @@ class HorizontalModel(Explainable):
 
     def _agree(self) -> FitProtocol[RowsSchema]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
-        agree = agree_coding if self._assumed else partial(agree_rows, masked=self._masks_wanted)
+        masks = {"masked": self._masks_wanted, "mask_counts": self._mask_counts}
+        agree = agree_coding if self._assumed else partial(agree_rows, **masks)
         return (
             yield from agree(
                 self.question,
@@ -443,7 +461,7 @@ class HorizontalModel(Explainable):
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
         if self._assumed:
             self.agreement = yield from agree_transforms(
-                self.agreement, self._session, masked=self._masks_wanted
+                self.agreement, self._session, masked=self._masks_wanted, mask_counts=self._mask_counts
             )
             self._assumed, self._agreement = False, copy.deepcopy(ledger)
         return (yield from protocol)

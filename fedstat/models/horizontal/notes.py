@@ -58,6 +58,9 @@ NOTES = Catalogue(
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
         "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
         "subset": SUBSET + "{more}",
+        "knots": "Knots: {splines}. They are rounded quantiles over all sites, for which the sites counted "
+        "rows by interval.",
+        "knots/published": "Knots: {splines}. They are among those that the sites publish.",
         "own_fits": "No fit of their own: {sites}. Their rows count in the estimate all the same{but}.",
         "heterogeneity/not_compared": "The sites are not compared: {reason}",
         "local_groups": LABELS + "Keyed hashes show none that is at several sites.",

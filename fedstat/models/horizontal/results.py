@@ -299,6 +299,9 @@ class DesignResults(CoefficientResults):
         yield from super()._summary_notes()
         if dropped := self.basis.agreement.spec.dropped:
             yield NOTES.note("aliased_columns", columns=dropped)
+        if splines := self.basis.agreement.question.describe_placed():
+            counted = any(entry.step == "count_intervals" for _, entry in getattr(self._ledger, "events", ()))
+            yield NOTES.note("knots" if counted else "knots/published", splines=splines)
         if lost := "; ".join(map(str, self.absent)):
             yield NOTES.note("lost_sites", sites=lost)
 

@@ -466,8 +466,8 @@ def test_a_column_may_be_called_like_anything(name: str) -> None:
         ("y ~ log(Age, base=2)", ["base=", "log()"]),
         ("y ~ Age / Weight", ["'Age:Weight'", "one place"]),
         ("y ~ Age % Weight", ["'%'", "+ - : * / ^"]),
-        ("y ~ ns(Age, df=3)", ["ns(...)", "cr(x, df=4, constraints='center')", "knots=", "Boundary.knots"]),
-        ("y ~ s(Age)", ["no penalized smooths", "cr(x, df=4, constraints='center')"]),
+        ("y ~ rcs(Age, 3)", ["rcs(...)", "are ns(x, df=4)", "knots=", "Boundary.knots"]),
+        ("y ~ s(Age)", ["no penalized smooths", "are ns(x, df=4)"]),
         ("y ~ factor(Sex)", ["C(x)", "Treatment"]),
     ],
 )

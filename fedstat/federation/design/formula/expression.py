@@ -209,6 +209,10 @@ class SyntaxConverter:
         function = self._function(node.func)
         if function == "Q":
             return self._quoted(node)
+        if function == "ns" and "cr" in self.transforms:
+            # R's natural spline: the same functions of x.
+            function, node.func = "cr", ast.Name("cr")
+            node.keywords.append(ast.keyword("constraints", ast.Constant("center")))
         signature = self.transforms.get(function)
         if signature is None or (nested and not signature.nests):
             raise refuse_formula(

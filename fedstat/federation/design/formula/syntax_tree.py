@@ -81,19 +81,18 @@ MAX_NUMBER = 1e300
 ALLOWED = (
     "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), C(x, "
     "Sum), C(x, Helmert), C(x, Diff), C(x, Poly), C(x, levels=['one', 'two']), log, exp, sqrt, np.log, "
-    "np.exp, np.sqrt, scale, center, bs(x, df=4), cr(x, df=4, constraints='center') (where sites hold "
-    "different rows with knots=(40, 60), lower_bound=18, upper_bound=90 instead of df), cc(...), poly(x, 2), "
-    "I(x > 3), and + - * / ** with numbers inside a transform or I()"
+    "np.exp, np.sqrt, scale, center, bs(x, df=4), ns(x, df=4), cr(x, df=4, constraints='center'), also with "
+    "knots=(40, 60), lower_bound=18, upper_bound=90 instead of df, cc(...), poly(x, 2), I(x > 3), and + - * "
+    "/ ** with numbers inside a transform or I()"
 )
 ALLOWED_NUMERIC = (
     "allowed inside offset() and cbind() are columns, `odd names` in backticks, Q('odd name'), numbers, "
     "log, exp, sqrt, np.log, np.exp, np.sqrt, and + - * / **"
 )
 NATURAL = (
-    "natural cubic splines are cr(x, df=4, constraints='center'), which spans what R's ns(x, df=4) spans and "
-    "so gives the same fit with other coefficients, or, where sites hold different rows, cr(x, "
-    "knots=(30, 45, 60), lower_bound=18, upper_bound=90, constraints='center') for R's ns(x, knots=c(30, 45, "
-    "60), Boundary.knots=c(18, 90)). Of df= knots are quantiles of the distinct values, in R of all values"
+    "natural cubic splines are ns(x, df=4), or with knots ns(x, knots=(30, 45, 60), lower_bound=18, "
+    "upper_bound=90) for R's ns(x, knots=c(30, 45, 60), Boundary.knots=c(18, 90)); they give R's fit with "
+    "other coefficients, as cr(x, ..., constraints='center') does"
 )
 HINGE = (
     "a slope that changes at 50 is a linear spline, bs(x, knots=(50,), degree=1, lower_bound=18, "
@@ -101,7 +100,6 @@ HINGE = (
 )
 PLACES: Mapping[str, str] = MappingProxyType(
     {
-        "ns": NATURAL,
         "rcs": NATURAL,
         **dict.fromkeys(("hinge", "pmax", "max", "np.maximum"), HINGE),
         "s": f"there are no penalized smooths; {NATURAL}",
