@@ -553,11 +553,16 @@ NO_LOOP = no("has no iteration with a limit", "cut off")
 NO_WEIGHTS = no("has no frequency weights", "weights")
 NO_CLUSTERS = no("has no errors by clusters", "few clusters")
 NOT_ROWS = no(
-    "its sites hold columns of the same entities: each column is at one site", "number of sites", "subset"
+    "its sites hold columns of the same entities: each column is at one site",
+    "number of sites",
+    "subset",
+    "splines",
 )
 OWN_CLUSTERS = no("clusters are part of the model: its tests compare small-sample errors", "few clusters")
 NOTHING_MADE = no("no member returns another result with estimates", "inherited")
-GROUP = no("its covariate is a group, which has no unit", "scaled", "infinite values", "texts of numbers")
+GROUP = no(
+    "its covariate is a group, which has no unit", "scaled", "infinite values", "texts of numbers", "splines"
+)
 DESCENT = no(
     "some steps of descent: the result depends on units and on the sites", "scaled", "number of sites"
 )
@@ -567,7 +572,7 @@ FUNCTION = {
         "a function without a model; tests/models/test_plans_of_all_families.py compares plan and ledger",
         "explained",
     ),
-    **no("a table without coefficients", "scaled", "model", "columns of broom", "effects"),
+    **no("a table without coefficients", "scaled", "model", "columns of broom", "effects", "splines"),
     **NO_PREDICT,
     **NO_LOOP,
     **NO_WEIGHTS,
@@ -598,6 +603,7 @@ ESTIMATES = {
         "polars",
         "model",
         "subset",
+        "splines",
     ),
     **NO_PREDICT,
     **NO_LOOP,
@@ -752,6 +758,7 @@ FAMILIES = {
                 **NO_CLUSTERS,
                 **NO_LOOP,
                 **no("select the rows where the partition is made", "subset"),
+                **no("splines are its learners, bbs(x)", "splines"),
                 **no(
                     "effects of learners without coefficients",
                     "columns of broom",

@@ -36,6 +36,7 @@ CONTRACTS = {
     "strict": "Under the strict policy an analysis passes, or the refusal names a rule and a remedy.",
     "polars": "Tables of polars give the results of pandas.",
     "few clusters": "Errors of few clusters use Student's t or a correction, or the summary warns.",
+    "splines": "A spline with df= is the one with knots that the model reports.",
     "subset": "A subset gives the result of the rows for which its comparisons hold.",
     "weights": "A row of frequency weight w equals w rows.",
     "remedies": "What a note or an error recommends can be executed.",

@@ -230,6 +230,18 @@ def test_a_subset_is_an_analysis_of_its_rows(family):
     assert_allclose(estimates(found), estimates(here), rtol=1e-10, atol=1e-12)
 
 
+@over_families("splines")
+def test_a_spline_with_df_is_the_one_with_its_knots(family):
+    """So that every later step takes the knots as those of the formula; tests of the knots are elsewhere."""
+    found = family.run(x=f"cr({family.x}, df=3, constraints='center')")
+    ((written, asked),) = found.basis.agreement.question.placed.items()
+    assert asked == f"cr({family.x}, df=3, constraints='center')" and "df" not in written
+    assert_allclose(estimates(found), estimates(family.run(x=written)), rtol=1e-9, atol=1e-12)
+    assert found.predict(family.table().head()).notna().all(axis=None)
+    knots = found.diagnostics().query("kind == 'knots'")["note"]
+    assert len(knots) == 1 and "rounded quantiles" in knots.iloc[0]
+
+
 @over_families("weights")
 def test_a_frequency_weight_is_a_number_of_rows(family):
     table = family.table()

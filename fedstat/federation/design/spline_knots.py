@@ -4,7 +4,7 @@
 values of single rows. So each site averages x over blocks of few successive rows, as for a histogram, and
 counts the averages on intervals that are the same for every column (:data:`EVERYWHERE`). The intervals that
 hold a quantile or an end over all sites are divided, and counted again, in two to six rounds. Knots are
-multiples of a round step, about a hundredth of the distance to others. They are written into the terms,
+the roundest numbers in their intervals: a whole number is its own knot. They are written into the terms,
 so that everything later, the disclosure checks included, treats them as knots of the formula.
 """
 
@@ -183,7 +183,7 @@ def round_step(most: float) -> float:
 
 
 def _steps_within(low: float, high: float, step: float) -> Floats:
-    """Return ends of intervals around the multiples of a step: a whole number is its own knot."""
+    """Return ends of intervals around the multiples of a step."""
     return (np.arange(np.floor(low / step) - 1.0, np.floor(high / step) + 2.0) + 0.5) * step
 
 
@@ -257,20 +257,32 @@ class IntervalCounts:
         return np.unique(np.concatenate(found))
 
     def quantiles(self) -> Floats:
-        """Return the quantiles, (Q,): the middle of intervals, rounded to a step of their width."""
+        """Return the roundest number in the interval of each quantile, (Q,); NaN beyond the last."""
         below, above = self.ends
-        low, high = ((below + above) / 2.0)[self.places]
+        low, high = below[self.places], above[self.places]
         position = self.shares * max(self.counts.sum() - 1.0, 0.0)
-        # The weight of infinity may be zero.
-        values = np.where(low == high, low, low + (position - np.floor(position)) * (high - low))
-        return np.array([_rounded(*one) for one in zip(values.tolist(), self.widths.tolist(), strict=True)])
+        weight = position - np.floor(position)
+        found = []
+        for (a, c), (b, d), w in zip(low.T.tolist(), high.T.tolist(), weight.tolist(), strict=True):
+            # By numpy's rule between the intervals of two rows, and as exact as the narrower one.
+            middle, half = (1.0 - w) * (a + b) / 2.0 + w * (c + d) / 2.0, min(b - a, d - c) / 2.0
+            found.append(_roundest(a, b) if a == c else _roundest(middle - half, middle + half))
+        return np.array(found)
 
 
-def _rounded(value: float, width: float) -> float:
-    if not np.isfinite([value, width]).all():
+def _roundest(low: float, high: float) -> float:
+    """Return the number in (low, high] with the fewest digits; NaN without an end."""
+    if not (np.isfinite(low) and np.isfinite(high)):
         return float("nan")
-    step = round_step(width)
-    return round(step * round(value / step), max(0, -int(np.floor(np.log10(step) + 1e-9))))
+    if low < 0.0 <= high:
+        return 0.0
+    power = int(np.ceil(np.log10(max(-low, high))))
+    while True:
+        for one in (5.0, 2.0, 1.0):
+            step = one * 10.0**power
+            if low < (last := np.floor(high / step) * step) <= high:
+                return float(round(last, max(0, -power)))
+        power -= 1
 
 
 def _places(transform: Transform, found: IntervalCounts) -> tuple[float, ...]:
@@ -282,8 +294,7 @@ def _places(transform: Transform, found: IntervalCounts) -> tuple[float, ...]:
     if not (np.diff(places) > 0.0).all():
         raise DesignError(
             f"{transform.text!r}: two of its knots are at the same value, which many rows have, or are "
-            "outside of its bounds. Use fewer degrees of freedom, or write knots=..., lower_bound=... and "
-            "upper_bound=..."
+            "outside of its bounds. Lower the degrees of freedom."
         )
     return tuple(places.tolist())
 

@@ -13,6 +13,7 @@ import numpy as np
 from fedstat.errors import FormulaError, ModelError, Remedy
 from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.spline_knots import splines_without_knots
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
@@ -312,7 +313,7 @@ class RowSource(MomentSource, HorizontalModel):
             self._check_held("formula", name)
         for name in labels:
             self._check_held("labels", name)
-        return RowsRequest(
+        question = RowsRequest(
             "" if response else self.formula.response,
             self.formula.response_columns,
             terms.terms,
@@ -321,6 +322,12 @@ class RowSource(MomentSource, HorizontalModel):
             curve_response=response,
             labels=tuple(dict.fromkeys(labels)),
         )
+        if splines := splines_without_knots(question):
+            raise FormulaError(
+                f"formula: {splines[0].text!r} needs knots=..., lower_bound=... and upper_bound=...; a "
+                "smooth effect is bbs(x)"
+            )
+        return question
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return SyntheticRows(self.agreement, self.distribution, curves=self.curves).sites(policies)
