@@ -13,11 +13,10 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.notes import SEVERITIES, Note, above_table
-from fedstat.inference.tables import Exported, Sheet, SheetSummary, note_text, number
+from fedstat.inference.tables import WIDTH, Exported, Sheet, SheetSummary, note_text, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
-WIDTH = 98
 NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
 PART = 9
@@ -175,7 +174,7 @@ class Report(Exported):
         last, texts = list(filter(None, [self._left_sites()])), [str(note) for note in below]
         made = SheetSummary(tables, texts, banners, last)
         described = sum(note.severity == "info" for note in below)
-        excess = 0 if shown == "all" else made.as_text().count("\n") + 1 - MOST_LINES
+        excess = 0 if shown == "all" else made.as_text(WIDTH).count("\n") + 1 - MOST_LINES
         if excess <= 0 or not described:
             return made
         # The line that refers to the notes left out takes the place of one line of theirs.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -20,6 +22,10 @@ from statsmodels.iolib.table import SimpleTable
 
 from fedstat.plotting import shorten
 
+WIDTH, NARROWEST = 98, 60
+"""Characters of a line of printed tables: without a terminal, and in the narrowest one."""
+PAIRED, LEAST_TEXT = 80, 10
+"""Least width in which pairs of labels and values are next to each other, and that of a column of text."""
 ALIGN = {"l": "left", "r": "right"}
 LATEX = str.maketrans(
     {
@@ -154,8 +160,6 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         self.headlines, self.more = tuple(headlines), tuple(more)
         self.tables = [_text_table(sheet) for sheet in self.sheets]
         self.note_width = max(sheet.width for sheet in self.sheets)
-        texts = (note_text(i, note, self.note_width) for i, note in enumerate(self.notes, 1))
-        self.extra_txt = "\n".join(texts)
 
     def __repr__(self) -> str:
         return self.as_text()
@@ -163,14 +167,20 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
     def _printed(self) -> SheetSummary:
         return self
 
-    def as_text(self) -> str:
-        """Text of fixed width."""
-        width = self.sheets[0].width
+    def as_text(self, width: int | None = None) -> str:
+        """Return text of lines with at most `width` characters, where the tables can be as narrow.
+
+        By default the width is that of the terminal, from 60 to 98, and without a terminal 98.
+        """
+        most = terminal_width() if width is None else width
+        sheets = [fitted(sheet, most) for sheet in self.sheets]
+        width, note_width = sheets[0].width, min(most, self.note_width)
         parts = [line for headline in self.headlines for line in textwrap.wrap(headline, width)]
         # Every table begins with a rule, which ends the one before it.
-        parts += [line for sheet in self.sheets for line in _text_lines(sheet)]
-        parts += ["=" * self.sheets[-1].width]
-        parts += ["Notes:", self.extra_txt] if self.notes else []
+        parts += [line for sheet in sheets for line in _text_lines(sheet)]
+        parts += ["=" * sheets[-1].width]
+        notes = [note_text(i, note, note_width) for i, note in enumerate(self.notes, 1)]
+        parts += ["Notes:", *notes] if notes else []
         parts += [line for text in self.more for line in textwrap.wrap(text, width)]
         return "\n".join(parts)
 
@@ -331,6 +341,38 @@ def human_range(counts: Iterable[int]) -> str:
 def latex(text: str) -> str:
     """Escape what LaTeX would read as a command."""
     return text.translate(LATEX)
+
+
+def terminal_width() -> int:
+    """Characters of a line of the terminal, within limits; the upper one if output is no terminal."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDTH)
+
+
+def fitted(sheet: Sheet, most: int) -> Sheet:
+    """Return a table whose text is not wider than `most`, if its columns can be as narrow.
+
+    Columns lose blanks first, then columns of text their middle. Pairs of labels and values are below one
+    another where two do not fit.
+    """
+    if sheet.width <= most:
+        return sheet
+    pairs = sheet.aligns == "lrlr" and not any(sheet.headers)
+    if pairs and most < PAIRED:
+        rows = [row[:2] for row in sheet.rows] + [row[2:] for row in sheet.rows if row[2]]
+        sheet = replace(
+            sheet, headers=("", ""), rows=tuple(rows), aligns="lr", widths=(sheet.widths[0], most)
+        )
+    cells = [row for row in (sheet.headers, *sheet.rows) if any(row[1:])]
+    longest = [max(map(len, column), default=0) for column in zip(*cells, strict=True)]
+    widths = [min(*pair) for pair in zip(sheet.widths, longest, strict=True)]
+    of_text = [j for j, align in enumerate(sheet.aligns) if align == "l" or (pairs and j)]
+    room = most - sheet.gap * (len(widths) - 1)
+    while sum(widths) > room and (wide := [j for j in of_text if widths[j] > LEAST_TEXT]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    widths[1 if pairs else 0] += max(room - sum(widths), 0)
+    return replace(sheet, widths=tuple(widths))
 
 
 def _text_lines(sheet: Sheet) -> list[str]:

@@ -66,6 +66,8 @@ def test_repr_tidy_glance_and_notes(family):
         assert ranks == sorted(ranks), name
         assert len(tidy) and len(glance) == 1 and glance.shape[1] > 1, name
         text = fit.summary(title="Our title").as_text()
+        for width in (80, 98):
+            assert max(map(len, fit.summary().as_text(width).splitlines())) <= width, name
         critical = table.loc[table["severity"] == "critical", "note"].tolist()
         assert "Our title" in text and list(fit.summary().headlines) == [f"*** {n} ***" for n in critical], (
             name

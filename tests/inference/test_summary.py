@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -187,3 +188,15 @@ def test_shorten_and_bytes():
         "1.0 MB",
         "5.0 TB",
     ]
+
+
+def test_lines_are_as_wide_as_the_terminal(result, monkeypatch):
+    summary = result.summary()
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((70, 24)))
+    assert widths(summary) == {WIDTH}  # output to a file or a notebook
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert widths(summary) == {70} and max(map(len, str(summary).splitlines())) == 70
+    numbers = {part for part in summary.as_text(WIDTH).split() if "." in part and part[-1].isdigit()}
+    assert numbers <= set(summary.as_text().split())
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((200, 24)))
+    assert widths(summary) == {WIDTH}

@@ -21,7 +21,8 @@ from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.hypotheses import Constraints, HypothesisTest, wald_test
 from fedstat.inference.notes import Note
 from fedstat.inference.plots import draw_effect
-from fedstat.inference.summary import CoefficientBlock
+from fedstat.inference.summary import CoefficientBlock, fold_sites
+from fedstat.inference.tables import WIDTH, Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import effect_contrasts, spans
@@ -261,6 +262,24 @@ class DesignResults(CoefficientResults):
     def _summary_left(self) -> list[tuple[str, str]]:
         subset = self.basis.agreement.question.subset_text
         return [*super()._summary_left(), *([("Subset", subset)] if subset else [])]
+
+    def _site_sheet(self) -> Sheet:
+        return self._rows_by_site()
+
+    def _rows_by_site(self, own: Sequence[str] = ()) -> Sheet:
+        """One site per row: its rows, and the share that is not used; one row for all if they are alike."""
+        rows = [
+            (block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %")
+            for block in self.estimate.blocks
+        ]
+        if own:
+            rows = [(*row, fit) for row, fit in zip(rows, own, strict=True)]
+        # Sites count rows outside of a subset together with incomplete ones.
+        unused = "not used" if self.basis.agreement.question.subset else "left out"
+        headers = ("site", "rows", unused, "own fit")[: len(rows[0])]
+        widths = (9, 9, 12)[: len(headers) - 1]
+        stub = WIDTH - sum(widths) - 2 * len(widths)
+        return Sheet(headers, fold_sites(rows), "l" + "r" * len(widths), (stub, *widths), gap=2)
 
     def _sums_line(self) -> list[tuple[str, str]]:
         K, masked = len(self.estimate.blocks), self._fit.masked

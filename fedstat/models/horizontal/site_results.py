@@ -20,7 +20,7 @@ from fedstat.inference.heterogeneity import (
     heterogeneity,
 )
 from fedstat.inference.notes import Note
-from fedstat.inference.summary import WIDTH, Report, fold_sites
+from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number, show_probability
 from fedstat.models.horizontal.clusters import describe_tests
 from fedstat.models.horizontal.notes import NOTES
@@ -35,7 +35,6 @@ DIFFER = 0.05
 LARGEST_LOG = 700.0
 """Logarithm of a ratio near the largest number."""
 PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
-SITE_WIDTHS = (WIDTH - 9 - 9 - 12 - 6, 9, 9, 12)
 
 
 def clusters_line(result: DesignResults) -> str:
@@ -200,14 +199,11 @@ class SiteFitsResults(DesignResults):
         return f"{joint}, p {show_probability(joint.pvalue)}" if joint.df else "not defined"
 
     def _site_sheet(self) -> Sheet:
-        """One site per row: its rows, the share left out, whether it has a fit; one row if they are alike."""
-        p, rows = len(self.estimate.names), []
-        estimates = self.site_estimates.notna().sum(axis=1).tolist()
-        for block, known in zip(self.estimate.blocks, estimates, strict=True):
-            own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own))
-        headers = ("site", "rows", "left out", "own fit")
-        return Sheet(headers, fold_sites(rows), "lrrr", SITE_WIDTHS, gap=2)
+        """Add whether each site has a fit of its own."""
+        p, estimates = len(self.estimate.names), self.site_estimates.notna().sum(axis=1).tolist()
+        return self._rows_by_site(
+            ["none" if not known else "yes" if known == p else f"{known} of {p}" for known in estimates]
+        )
 
     def _site_by_site(self) -> list[str]:
         return [*(["the own fits"] if self._own_requested else []), *super()._site_by_site()]

@@ -149,3 +149,10 @@ def test_exponentials_and_pictures():
     ]
     assert "odds ratio" in found.summary(exponentiate=True).as_text() and "odds ratio" in ax.get_xlabel()
     assert any("interaction P" in text.get_text() for text in ax.texts)
+
+
+def test_a_summary_of_a_subset_counts_rows_that_are_not_used():
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    for subset, title in (("sex == 1", "not used"), (None, "left out")):
+        fit = fs.GLORE.from_formula("num > 0 ~ age", partition, subset=subset).fit()
+        assert fit.summary().sheets[-1].headers == ("site", "rows", title, "own fit")
