@@ -152,7 +152,7 @@ def test_exponentials_and_pictures():
 
 
 def test_a_summary_of_a_subset_counts_rows_that_are_not_used():
-    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     for subset, title in (("sex == 1", "not used"), (None, "left out")):
+        partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
         fit = fs.GLORE.from_formula("num > 0 ~ age", partition, subset=subset).fit()
         assert fit.summary().sheets[-1].headers == ("site", "rows", title, "own fit")
