@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import ModelError, Remedy
 from fedstat.inference.covariance import delta_method
@@ -24,6 +23,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import draw_bands, plot_coefficients
 from fedstat.inference.summary import DerivedReport, Shown
 from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.kernels.multiple_tests import adjust
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
@@ -148,9 +148,7 @@ class Adjustment:
             return np.asarray(stats.studentized_range.sf(ranges, self.means, np.minimum(df, LARGE_DF)))
         out, families = np.full(len(pvalues), np.nan), np.array(self.families)
         for family in np.unique(families):
-            members = np.flatnonzero((families == family) & np.isfinite(pvalues))
-            if len(members):
-                out[members] = multipletests(pvalues[members], method=self.kind)[1]
+            out[families == family] = adjust(pvalues[families == family], self.kind)
         return out
 
     def halves(self, alpha: float, df: Floats) -> Floats:

@@ -26,6 +26,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet, number
+from fedstat.kernels.multiple_tests import adjust
 from fedstat.spline_names import canonical_name, close_names, find_name, short_names
 from fedstat.typing import Floats
 
@@ -719,21 +720,9 @@ def _combined(
 
 
 def _table(table: pd.DataFrame, beta: Floats, errors: Floats) -> pd.DataFrame:
-    p_values = table["p_value"].to_numpy()
-    holm, tested = np.full(len(table), np.nan), np.isfinite(p_values)
-    if tested.any():
-        # Coefficients that fewer than two sites determine are not tested, and cost no power.
-        holm[tested] = adjust_holm(p_values[tested])
+    # Coefficients that fewer than two sites determine are not tested, and cost no power.
+    holm = adjust(table["p_value"].to_numpy())
     table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
     table.insert(0, "std_error", errors)
     table.insert(0, "estimate", beta)
     return table
-
-
-def adjust_holm(p: Floats) -> Floats:
-    """Adjust p-values for their number by Holm's method (1979)."""
-    order = np.argsort(p)
-    steps = np.arange(len(p), 0, -1) * p[order]
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted

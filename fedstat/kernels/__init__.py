@@ -1,12 +1,12 @@
 """Compiled loops: arrays in, arrays out; and what all of them share.
 
 ``row_products`` and ``ring`` add up rows for every family, in floating point and modulo 2^64;
-``exponentials`` is what compiled loops call. ``glm`` and ``penalized`` are rooms of their own, and
-``responses`` says which values a response may have. Each of the others is for one family or two:
-``partial_likelihood`` (Cox), ``categories`` (ordinal and multinomial), ``clusters`` (estimating equations),
-``mixed_effects``, ``curves`` and ``boosting``, ``split_networks`` (LASER), ``latent_factors`` and
-``item_responses`` (M2-SEM), ``copula`` and ``discrete_gaussian`` (synthesis), ``sketch`` (VFEM). ``compiled``
-lists what was compiled on this machine.
+``exponentials`` is what compiled loops call. ``glm`` and ``penalized`` are rooms of their own,
+``responses`` says which values a response may have, and ``multiple_tests`` adjusts p-values. Each of the
+others is for one family or two: ``partial_likelihood`` (Cox), ``categories`` (ordinal and multinomial),
+``clusters`` (estimating equations), ``mixed_effects``, ``curves`` and ``boosting``, ``split_networks``
+(LASER), ``latent_factors`` and ``item_responses`` (M2-SEM), ``copula`` and ``discrete_gaussian`` (synthesis),
+``sketch`` (VFEM). ``compiled`` lists what was compiled on this machine.
 """
 
 from typing import Any

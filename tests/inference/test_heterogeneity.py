@@ -13,7 +13,6 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity import adjust_holm
 from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites
 from fedstat.inference.plots import plot_forest
@@ -406,11 +405,6 @@ def test_forest_of_a_coefficient_of_no_site_or_an_unknown_one(logistic, plt):
         ModelError, match=r"'sex\[T.female\]' is not a coefficient; did you mean sex\[T.male\]"
     ):
         result.plot_forest("sex[T.female]")
-
-
-def test_holm_is_that_of_statsmodels():
-    p = np.random.default_rng(0).uniform(0, 0.2, 12)
-    np.testing.assert_allclose(adjust_holm(p), multipletests(p, method="holm")[1])
 
 
 def test_where_joint_and_single_tests_disagree_the_one_to_report_is_reported(case):

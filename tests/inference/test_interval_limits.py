@@ -14,7 +14,7 @@ import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.conformal import merge_upwards, threshold_bins
 from fedstat.inference.covariance import gvif, nearest_psd, symmetrize
-from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm
+from fedstat.inference.heterogeneity import MaskedSiteSums
 from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.homogeneity_tests import (
     JointTest,
@@ -169,14 +169,6 @@ def test_the_interval_of_a_further_site_needs_three(prediction, m, known):
 )
 def test_the_interval_of_i2_by_hand(Q, m, low, high):
     np.testing.assert_allclose(i2_interval(Q, m), (low, high), atol=5e-5)
-
-
-@pytest.mark.parametrize(
-    ("p", "adjusted"),
-    [([], []), ([0.04], [0.04]), ([0.04, 0.02], [0.04, 0.04]), ([0.5, 0.3, 0.9], [1.0, 0.9, 1.0])],
-)
-def test_holms_method_by_hand(p, adjusted):
-    np.testing.assert_allclose(adjust_holm(np.array(p)), adjusted)
 
 
 @pytest.mark.parametrize(("tables", "few"), [(2, True), (19, True), (20, False)])

@@ -22,6 +22,7 @@ import pandas as pd
 from scipy.special import chdtrc
 
 from fedstat.errors import PartitionError
+from fedstat.kernels.multiple_tests import adjust
 from fedstat.typing import Array, Bools, Floats, Ints
 
 RANK_TOLERANCE = 1e-10
@@ -118,7 +119,7 @@ def rank_correlation(
     names = list(site_of)
     matrix = pd.DataFrame(R, index=names, columns=names)
     pairs = _test_pairs({c: block for c, block in blocks.items() if block.shape[1]}, matrix)
-    pairs["p_adjusted"] = holm(pairs["p_value"].to_numpy(dtype=np.float64))
+    pairs["p_adjusted"] = adjust(pairs["p_value"].to_numpy(dtype=np.float64))
     pairs["flagged"] = (pairs["p_adjusted"] < alpha) & (pairs["max_abs"] > threshold)
     counts = pd.DataFrame(N, index=names, columns=names)
     return BlockCorrelation(matrix, site_of, counts, pairs, alpha, threshold)
@@ -168,16 +169,6 @@ def bartlett_test(X: Floats, Y: Floats) -> BartlettTest:
     log_lambda = np.log1p(-np.minimum(r**2, 1 - np.finfo(float).eps)).sum()
     statistic = -(n - (U.shape[1] + V.shape[1] + 3) / 2) * log_lambda
     return BartlettTest(float(statistic), df, float(chdtrc(df, statistic)))
-
-
-def holm(p_values: Floats) -> Floats:
-    """Holm's step-down adjustment; NaN stays NaN and is not counted."""
-    adjusted = np.full(len(p_values), np.nan)
-    tested = np.flatnonzero(~np.isnan(p_values))
-    order = tested[np.argsort(p_values[tested], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p_values[order]), 1.0)
-    return adjusted
 
 
 def _numeric_block(frame: pd.DataFrame, rows: Ints, n_entities: int) -> pd.DataFrame:

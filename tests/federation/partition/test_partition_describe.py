@@ -10,11 +10,10 @@ import pytest
 from pictures import JOURNAL, faults, page
 from scipy import stats
 from statsmodels.multivariate.cancorr import CanCorr
-from statsmodels.stats.multitest import multipletests
 
 from fedstat.datasets import load_sme
 from fedstat.errors import PartitionError
-from fedstat.federation.partition.dependence import bartlett_test, holm, spearman
+from fedstat.federation.partition.dependence import bartlett_test, spearman
 from fedstat.federation.partition.partition import ClientPartition
 
 NHANES = {
@@ -132,13 +131,6 @@ def test_too_few_common_entities_are_not_tested():
     assert np.isnan(bartlett_test(np.ones((4, 2)), np.ones((4, 2))).p_value)
     R, N = spearman(np.array([[1, np.nan], [2, np.nan], [3, 1.0], [4, 2.0]]))
     assert np.isnan(R[0, 1]) and N[0, 1] == 2
-
-
-def test_holm_is_that_of_statsmodels_and_skips_what_was_not_tested():
-    p = np.array([0.01, 0.04, 0.03, 0.005, 0.6])
-    assert holm(p) == pytest.approx(multipletests(p, method="holm")[1])
-    with_gap = holm(np.insert(p, 2, np.nan))
-    assert np.isnan(with_gap[2]) and np.delete(with_gap, 2) == pytest.approx(holm(p))
 
 
 def test_a_flag_needs_both_significance_and_size():

@@ -10,8 +10,9 @@ import sys
 import numpy as np
 
 from fedstat.kernels.curves import integration_weights, spline_basis
+from fedstat.kernels.multiple_tests import adjust
 from fedstat.models.boost.learning.boosting import Boosting
-from fedstat.models.boost.learning.knots import doubled, given_knots, holm, knot_sums
+from fedstat.models.boost.learning.knots import doubled, given_knots, knot_sums
 from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.moments import CurveMoments
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
@@ -71,7 +72,7 @@ def study(n, seeds, name):
                 row += [np.mean(off <= 1.959964), np.all(off <= made.factor)]
         sums = moments.total
         tested = knot_sums(sums.about(sums.mean, basis), coarse, fine.gram, range(1, P + 1))
-        p_values = holm([test_effect(one.sums, one.place).p_value for one in tested])
+        p_values = adjust([test_effect(one.sums, one.place).p_value for one in tested])
         found.append([*row, min(p_values) < 0.05])
     return np.array(found, dtype=float)
 

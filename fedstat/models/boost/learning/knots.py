@@ -136,12 +136,3 @@ def _widths(design: BoostDesign) -> list[int]:
 
 def _rows(learner: Learner, width: int) -> int:
     return width + doubled(learner).knots - learner.knots
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Adjust P values for their number (Holm 1979)."""
-    order, out, largest = np.argsort(p), [1.0] * len(p), 0.0
-    for rank, j in enumerate(order):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[j]))
-        out[j] = largest
-    return out

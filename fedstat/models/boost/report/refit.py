@@ -19,7 +19,8 @@ from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import Sheet
-from fedstat.models.boost.learning.knots import doubled, holm, knot_sums
+from fedstat.kernels.multiple_tests import adjust
+from fedstat.models.boost.learning.knots import doubled, knot_sums
 from fedstat.models.boost.learning.learners import INTERCEPT
 from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
@@ -759,4 +760,4 @@ def knot_tests(held: BoostRecord, folds: Bools, learners: Sequence[int]) -> pd.D
         },
         index=index,
     ).dropna()
-    return out.assign(p_adjusted=holm(out["p_value"].to_list()))
+    return out.assign(p_adjusted=adjust(out["p_value"].to_numpy()))
