@@ -14,9 +14,12 @@ OF_ONE_FAMILY = (
     "this model does not define it; FederatedGLM has it. Use llf, aic and bic, or evaluate(partition)"
 )
 FIRST_FIT = "the optimizer's state is not kept; use converged, and trace where a family has it"
+OTHER_COVARIANCE = "use cov_params(), or with_covariance(...), where a family has it, for another one"
 ABSENT: Mapping[str, str] = {
     "bic_deviance": "use bic, which statsmodels calls bic_llf",
     "bic_llf": "use bic",
+    "coef_": "use params",
+    "confint": "use conf_int()",
     "cov_kwds": "use cov_type",
     "deviance": OF_ONE_FAMILY,
     "family": "this model has one distribution of the response; see model_name",
@@ -24,6 +27,7 @@ ABSENT: Mapping[str, str] = {
     "fittedvalues": PER_ROW,
     "get_distribution": "use predict(...) for the mean and scale for the dispersion",
     "get_hat_matrix_diag": INFLUENCE,
+    "get_robustcov_results": OTHER_COVARIANCE,
     "get_influence": INFLUENCE,
     "info_criteria": "use aic and bic",
     "initialize": "make a new model with from_formula(...)",
@@ -41,6 +45,7 @@ ABSENT: Mapping[str, str] = {
     "plot_added_variable": PICTURE,
     "plot_ceres_residuals": PICTURE,
     "plot_partial_residuals": PICTURE,
+    "pvalue": "use pvalues",
     "pseudo_rsquared": "use rsquared, or compare_lr_test(...) with a smaller fit",
     "remove_data": "results hold no rows; save(path) writes all of them",
     "resid": PER_ROW,
@@ -53,5 +58,7 @@ ABSENT: Mapping[str, str] = {
     "resid_working": PER_ROW,
     "score_test": "use wald_test(...), or compare_lr_test(...) with a smaller fit",
     "summary2": "use summary(), or tidy() and glance() for tables",
+    "summary_col": "use fs.compare({...})",
+    "vcov": OTHER_COVARIANCE,
 }
 """By name: what to use instead. A family that defines the name answers with its own."""

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 
@@ -95,6 +95,24 @@ def settled(fit: Callable[..., object], arguments: Mapping[str, Any]) -> dict[st
     return dict(bound.arguments)
 
 
+OF_RESULTS = (
+    *(
+        "params",
+        "bse",
+        "pvalues",
+        "tvalues",
+        "conf_int",
+        "cov_params",
+        "summary",
+        "tidy",
+        "glance",
+        "predict",
+    ),
+    *("get_prediction", "plot_coefficients", "t_test", "wald_test", "llf", "aic", "bic", "coef_", "save"),
+)
+"""Names of results, which users of other packages read from a model after its fit."""
+
+
 class Explainable:
     """A model that says what its fit would ask for; its family names the plan of its fits.
 
@@ -128,6 +146,16 @@ class Explainable:
         what = "rows" if self.partition.layout == "horizontal" else "entities"
         n, K = self.partition.n_entities, len(self.partition.sites)
         return f"<{type(self).__name__}: {', '.join([*shown, f'{n:,} {what}'])} of {K} sites; see .fit()>"
+
+    if not TYPE_CHECKING:  # so that a misspelled name is still found by type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """State that a fit returns what was asked for."""
+            if name in OF_RESULTS:
+                raise AttributeError(
+                    f"{type(self).__name__} has no {name!r}: it is a model. Its results have it: call .fit()"
+                )
+            return object.__getattribute__(self, name)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Report the requests of :meth:`fit` and the releases of each site, without sending a request.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -112,3 +114,12 @@ def test_direct_constructors_name_from_formula(name):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if hasattr(getattr(fs, name), "fit")])
 def test_fits_are_typed(name):
     assert getattr(fs, name).fit.__annotations__["return"] != "Any"
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES.values() if family.arguments is not None])
+def test_models_say_that_results_come_with_the_fit(family):
+    model = family.make(family.partition(family.table()), family.x)
+    for name in ("params", "summary", "predict", "coef_"):
+        with pytest.raises(AttributeError, match=f"has no '{name}'.* call .fit"):
+            getattr(model, name)
+    assert not hasattr(model, "nonsense") and copy.copy(model) is not model
