@@ -722,10 +722,6 @@ FAILURES += [
     Wrong("combine(results)", two_fits),
     Wrong("combine(same)", two_fits),
     Wrong("histogram(partition, 'z', by='e')", held_apart),
-    Wrong(
-        "impute(partition, 'y ~ x')",
-        lambda: {"partition": clean(), **two_fits(), "results": two_fits()["same"]},
-    ),
     Wrong("fit.get_margeff(atexog={'I(x ** 2)': 1.0})", fitted("GLORE", "e ~ x + I(x ** 2)")),
     Wrong("fit.get_margeff()", saved),
     Failure(

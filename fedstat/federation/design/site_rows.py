@@ -44,6 +44,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     with_places,
 )
 from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.imputed_cells import ImputedTable, imputed_cells
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts
 from fedstat.federation.disclosure.state import SiteData
@@ -85,6 +86,7 @@ class RowsRequest:
     columns of groups: clusters, strata. `effects` are the designs of random effects, whose columns are among
     `columns` as well. `curves` are integrated, so no long stretch of one may be unknown; a
     `curve_response` replaces the response. All comparisons of `subset` hold for the rows that are used.
+    With `imputed`, missing cells are those that the site has drawn.
     `placed` are the splines whose knots were found from counts: what the analyst wrote, by what the terms
     have now.
     """
@@ -103,6 +105,7 @@ class RowsRequest:
     curve_response: str = ""
     subset: tuple[str, ...] = ()
     placed: Mapping[str, str] = field(default_factory=dict)
+    imputed: ImputedTable | None = None
 
     @property
     def has_times(self) -> bool:
@@ -162,9 +165,9 @@ class RowsRequest:
         return "; ".join(found)
 
     def to_json(self) -> str:
-        """Write the question as JSON text, without a subset and found knots as before there were any."""
+        """Write the question as JSON text, without a subset, found knots or imputed cells as before these."""
         plain = codec.to_plain(self)
-        for name in ("subset", "placed"):
+        for name in ("subset", "placed", "imputed"):
             if not plain[name]:
                 del plain[name]
         return json.dumps(plain, allow_nan=False)
@@ -226,7 +229,8 @@ class RowsRequest:
         """Report which functions of columns are summed over rows, with their `products` if these are."""
         *computed, _, _ = self.requested()
         factors = [factor for fact in computed for factor in fact.factors]
-        return ColumnSums(factors, used, products, weights)
+        table = "" if self.imputed is None else codec.to_json(self.imputed)
+        return ColumnSums(factors, used, products, weights, table=table)
 
     @property
     def read_curves(self) -> tuple[str, ...]:
@@ -350,8 +354,18 @@ def _every_complete_row(data: SiteData, question: RowsRequest) -> Iterator[Compl
     return _complete_rows(data, question)
 
 
+def _chunks(data: SiteData, question: RowsRequest) -> Iterator[pd.DataFrame]:
+    """Read the columns of a request, with the cells that the site has imputed."""
+    if question.imputed is None:
+        yield from data.table.chunks(question.needed)
+        return
+    cells = imputed_cells(data.imputations, data.name, question.imputed, data.table.n_rows)
+    (frame,) = data.table.chunks(question.needed)  # only tables in memory are imputed
+    yield cells.fill(frame, question.imputed)
+
+
 def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
-    for chunk in data.table.chunks(question.needed):
+    for chunk in _chunks(data, question):
         series = pick_columns(chunk, question.needed, data.name)
         complete: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
         for name in question.read_curves:

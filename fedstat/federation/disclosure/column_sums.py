@@ -161,7 +161,7 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str
     """Name the sums of each column that were not released before, and all that were."""
     if data.policy.max_column_sums == "any":
         return {}, {}
-    rows = _row_digest(fact.used)
+    rows = _row_digest(fact.used) + (f" {fact.table}" if fact.table else "")
     named = dict(column_sums(fact.factors, data.published, fact.products, fact.weights))
     for name, sums in fact.blocks.items():
         named[name] = named.get(name, frozenset()) | {f"|{one}" for one in sums}

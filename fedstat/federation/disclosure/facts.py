@@ -601,6 +601,8 @@ class ColumnSums:
         What distinguishes the weights of the rows in the products; empty where all rows count alike.
     blocks : mapping of str to sequence of str
         Names of sums of a column over blocks of rows, by column.
+    table : str
+        Name of the imputed table, if rows are completed by one: its sums are others.
     """
 
     factors: Sequence[FormulaFactor]
@@ -608,6 +610,7 @@ class ColumnSums:
     products: bool = False
     weights: str = ""
     blocks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    table: str = ""
 
 
 InsteadOfFit: TypeAlias = Callable[[str], tuple[Mapping[str, Array], str]]

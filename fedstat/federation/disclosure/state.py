@@ -105,6 +105,8 @@ class SiteData:
         What the owner has published of the columns, by which formulas are checked.
     approvals : Approvals
         Proposed plans of analyses, and the owner's decisions.
+    imputations : dict of str to ImputedCells
+        Missing cells that the site has drawn, by the token of the imputation; they are not stored.
     """
 
     name: str
@@ -116,6 +118,7 @@ class SiteData:
     site_ledger: SiteLedger = field(default_factory=SiteLedger)
     published: Published = field(default_factory=dict)
     approvals: Approvals = field(default_factory=lambda: Approvals("", SiteLedger()))
+    imputations: dict[str, Any] = field(default_factory=dict)
 
     def with_records(self, table: Table, fits: HistoryCheck) -> SiteData:
         """Return the same with other data; SecurityError if these do not fit earlier releases."""

@@ -15,6 +15,7 @@ from narwhals.typing import IntoDataFrame
 from fedstat.docstrings import inherits_params
 from fedstat.errors import NotAvailableError, PartitionError, SpellingWarning, warn
 from fedstat.federation.design.block import Partial
+from fedstat.federation.design.imputed_cells import ImputedTable
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.message import Purpose
@@ -96,6 +97,8 @@ class PartitionViews:
     coordinator: str = ""
     division: ExcludedRecords = field(default_factory=ExcludedRecords, repr=False)
     quorum: int = 0
+    _imputed: ImputedTable | None = field(default=None, repr=False)
+    """The imputed cells with which the rows are read, where sites hold rows."""
     _shared_keys: int = field(default=0, repr=False)
     """Number of keys at several sites, about, where the sites have counted them."""
     _repeated_rows: int = field(default=0, init=False, repr=False)

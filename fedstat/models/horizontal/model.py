@@ -243,6 +243,8 @@ class HorizontalModel(Explainable):
         self.question = with_published_knots(self._question(offset, labels, complete), simple)
         if subset is not None:
             self.question = replace(self.question, subset=self._subset(subset, missing))
+        if partition._imputed is not None:
+            self.question = replace(self.question, imputed=partition._imputed)
         self.question.check()
         self._check_causes()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)

@@ -1,3 +1,5 @@
-"""Multiple imputation of missing values by the joint normal model."""
+"""Multiple imputation: by the joint normal model of columns, and by chained equations of rows."""
 
-__all__: list[str] = []
+from fedstat.models.impute import row_steps
+
+__all__ = ["row_steps"]

@@ -7,10 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import EstimationError, ModelError, Remedy
+from fedstat.errors import EstimationError, Remedy
+from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Note
-from fedstat.models.checks import check_integer, checks_names
+from fedstat.models.checks import check_choice, check_integer, checks_names
+from fedstat.models.impute.chained import RowImputations, impute_rows
 from fedstat.models.impute.draws import PatternSums, impute_sums
 from fedstat.models.impute.results import Imputations
 from fedstat.models.vertical.moments import PatternMoments
@@ -31,41 +33,55 @@ def impute(
     seed: int | None = None,
     missing: Literal["raise", "drop"] = "raise",
     coordinator: str | None = None,
-) -> Imputations:
+    iterations: int = 5,
+    numbers: Literal["normal", "matching"] = "normal",
+) -> Imputations | RowImputations:
     """Impute missing blocks and values several times, from sums alone.
 
-    The sites release what :meth:`fedstat.VFEMRegression.fit` releases: sums of products of columns by missing
-    pattern. The coordinator draws the parameters of the joint normal model of all columns and, given these,
-    the sums of the completed data (data augmentation). The draw is exact, because the sums of the completed
-    data depend on the observed values only through the sums by pattern. No value is drawn for a single
-    entity, and nothing else leaves a site.
+    **Different columns.** The sites release what :meth:`fedstat.VFEMRegression.fit` releases: sums of
+    products of columns by missing pattern. The coordinator draws the parameters of the joint normal model of
+    all columns and, given these, the sums of the completed data (data augmentation). The draw is exact,
+    because the sums of the completed data depend on the observed values only through the sums by pattern. No
+    value is drawn for a single entity, and nothing else leaves a site.
+
+    **Different rows.** Chained equations, as in R's mice: each incomplete column has a regression on all
+    others in each chain, fitted over all sites by :class:`fedstat.FederatedOLS`, :class:`fedstat.GLORE` or
+    :class:`fedstat.FederatedMultinomial`. The coordinator draws the parameters from their normal
+    approximation, and each site draws its own missing cells. They stay at the sites, where models are fitted
+    to each table. A site with fewer than ``min_count`` missing cells of a column does not impute them.
 
     Parameters
     ----------
     partition : ClientPartition
-        In the vertical layout.
+        In any layout.
     formula : str
-        The columns to impute jointly: ``"y ~ a + b"``. The response is observed for all entities. Include
-        the columns of the later regressions, and columns that predict the missing values or their
-        missingness.
+        The columns to impute jointly: ``"y ~ a + b"``. Include the columns of the later regressions, and
+        columns that predict the missing values or their missingness. For different columns, the response is
+        observed for all entities; for different rows, all columns are imputed.
     m : int
         Number of imputations.
     seed : int, optional
-        Seed of the draws.
+        Seed of the draws of parameters. For different rows, sites add secrets of their own to their draws.
     missing : {"raise", "drop"}
-        Entities without a response: an error, or left out.
+        Different columns: entities without a response are an error, or left out.
     coordinator : str, optional
-        Site of the coordinator, as in :meth:`fedstat.VFEMRegression.from_formula`.
+        Different columns: site of the coordinator, as in :meth:`fedstat.VFEMRegression.from_formula`.
+    iterations : int
+        Different rows: draws of each column in each chain.
+    numbers : {"normal", "matching"}
+        Different rows: numbers are drawn from the linear regression, or by predictive mean matching among the
+        rows of the site.
 
     Returns
     -------
-    Imputations
-        ``regress()`` gives pooled regressions of any column on others.
+    Imputations or RowImputations
+        ``regress()`` gives pooled regressions of any column on others; for different rows, ``fit()`` pools
+        any model over rows.
 
     Raises
     ------
     ModelError
-        The sites have different rows.
+        An owner approves every analysis, or no column is incomplete.
     EstimationError
         Too few entities have both of two columns, or columns are collinear.
     PolicyError
@@ -76,6 +92,8 @@ def impute(
     Tanner, M. and Wong, W. (1987). The calculation of posterior distributions by data augmentation. Journal
     of the American Statistical Association 82, 528-540.
     Schafer, J. (1997). Analysis of Incomplete Multivariate Data, section 5.4. Chapman and Hall.
+    van Buuren, S. and Groothuis-Oudshoorn, K. (2011). mice: Multivariate imputation by chained equations in
+    R. Journal of Statistical Software 45(3).
 
     Examples
     --------
@@ -86,12 +104,14 @@ def impute(
     ['Intercept', 'ROA', 'CI', 'LP']
     """
     check_integer("m", m, 2)
+    check_integer("iterations", iterations, 1)
+    check_choice("numbers", numbers, ("normal", "matching"))
     if partition.layout != "vertical":
-        raise ModelError(
-            "impute: the sites have different rows. Each site can impute its own rows, for example with "
-            "scikit-learn",
-            remedy=Remedy("pool(results)", "{call} pools the fits"),
+        parsed = parse_pooled_formula(formula, partition.pooled_columns)
+        names = tuple(
+            dict.fromkeys((*parsed.response_columns, *(n for one in parsed.sites for n in one.columns)))
         )
+        return impute_rows(partition, names, m, seed, iterations, numbers)
     model = VFEMRegression.from_formula(formula, partition, missing=missing, coordinator=coordinator)
     try:
         fit = model.fit(cov_type="none")

@@ -53,7 +53,10 @@ def impatient(federation, seconds, **given):
         path.write_text(text)
 
 
-@pytest.mark.parametrize("formula, masked", [(FORMULA, False), ("num > 0 ~ age + C(site)", True)])
+@pytest.mark.parametrize(
+    "formula, masked",
+    [(FORMULA, False), ("num > 0 ~ age + C(site)", True), ("num > 0 ~ ns(age, df=4)", True)],
+)
 def test_the_same_fit_to_the_bit(federation, here, formula, masked):
     there = fs.ClientPartition.connect(federation["study"])
     ours, theirs = (fs.GLORE.from_formula(formula, p).fit(masked=masked) for p in (here, there))
@@ -62,6 +65,17 @@ def test_the_same_fit_to_the_bit(federation, here, formula, masked):
     assert theirs.llf == ours.llf
     assert theirs.ledger.bytes == ours.ledger.bytes
     assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
+
+
+def test_imputed_cells_stay_at_the_sites(federation):
+    """An analyst fits over imputed tables, and has none of them."""
+    there = fs.ClientPartition.connect(federation["study"])
+    imputations = fs.impute(there, "num ~ age + chol + thalach", m=2, iterations=1, seed=1)
+    pooled = imputations.fit(lambda p: fs.FederatedOLS.from_formula("num ~ age + chol + thalach", p).fit())
+    assert pooled.params.size == 4 and (pooled.fmi > 0.0).any()
+    entries = imputations.ledger.entries
+    drawn = [one for one in entries if one.step == "draw_cells" and one.receiver == "coordinator"]
+    assert {one.array for one in drawn} == {"drawn"} and all(one.shape == () for one in drawn)
 
 
 def test_what_is_known_without_rows(federation, here):
