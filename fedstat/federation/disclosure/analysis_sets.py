@@ -38,7 +38,7 @@ MOST_COLUMNS = 12
 """Columns whose levels are compared, alone and by two."""
 LARGE_PART = 200
 """Rows from which the levels of a part of a class are not compared before the sums are."""
-MOST_LEFT_OUT = 4
+MOST_LEFT_OUT = 6
 """Rows of a class that are left out at most, relative to the minimum."""
 
 

@@ -113,6 +113,10 @@ def refusal_text(
     likeliest = f" (the {MAX_CAUSES} likeliest follow)" if len(causes) > MAX_CAUSES else ""
     head = f"{site}: refused for a reason that depends on {ROWS}; the owner's log has the reason{likeliest}"
     parts = [head, *causes[:MAX_CAUSES]]
+    labels = dict.fromkeys(factor.text for fact in facts for factor in fact.factors if factor.label)
+    if labels and (counts := _keys(policy, {"min_level_count": 0})):
+        remedy = "use cov_struct='independence' in a GEE, or leave out groups of a rare size"
+        parts.append(f"Groups {_listed([*labels])} ({counts}): {remedy}")
     if any(fact.counted for fact in facts):
         parts.append(TABLE_OF_COUNTS)
     return ". ".join(parts)
@@ -128,7 +132,7 @@ def _terms(requested: Iterable[FactorsRequested], published: Published) -> tuple
     levels: dict[str, None] = {}
     numbers: dict[str, None] = {}
     for fact in requested:
-        for factor in fact.factors:
+        for factor in (one for one in fact.factors if not one.label):
             # Without a long list of levels.
             text = f"C({factor.columns[0]})" if factor.text.startswith("C(") else factor.text
             (levels if _has_levels(factor, published) else numbers)[text] = None

@@ -47,6 +47,17 @@ LEARNERS = {
 }
 
 
+def test_a_column_may_be_called_like_a_learner():
+    frame = FRAME.rename(columns={"age": "bmi"})
+    fits = [
+        fs.FedFunctionBoost.from_formula(f"w ~ {name}", by_site(one, policy=LOOSE)).fit(steps=5)
+        for name, one in (("bmi", frame), ("age", FRAME))
+    ]
+    assert fits[0].rsquared == pytest.approx(fits[1].rsquared, abs=1e-12)
+    with pytest.raises(FormulaError, match="is no learner"):
+        fs.FedFunctionBoost.from_formula("w ~ bspline(age)", by_site(FRAME, policy=LOOSE))
+
+
 def fitted(text, steps=40, frame=FRAME, time=TIME, penalty="fdboost", options=None, **settings):
     partition = by_site(frame, "x1", "x2", "y", policy=LOOSE, **(options or {}))
     model = fs.FedFunctionBoost.from_formula(text, partition, time=time, penalty=penalty)

@@ -274,7 +274,8 @@ def _learner(text: str, curves: Sequence[str]) -> Learner:
         return make_learner("bsignal", text.strip("`"), DEFAULTS["bsignal"])
     head = text.split("(", 1)[0].strip()
     bare: tuple[Any, str, dict[str, Any]] = ("bols", text, {})
-    name, of, options = _call(text) if head in OPTIONS or LEARNER.fullmatch(head) else bare
+    is_call = "(" in text and (head in OPTIONS or LEARNER.fullmatch(head))
+    name, of, options = _call(text) if is_call else bare
     if name in OF_CURVES:
         if of.strip("`") not in curves:
             close = get_close_matches(of, curves, n=1)
