@@ -22,6 +22,11 @@ from fedstat.models import INSTALLED
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
+# Tests start some two hundred processes: without compiled modules each takes five CPU seconds to load what it
+# needs, with them one.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 EVERY_DAY = "not slow and not benchmark and not vignette and not example and not attack"
 """Default selection of tests, as in pyproject.toml."""
 
