@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.inference.meta import meta as meta
     from fedstat.inference.pooling import combine as combine
     from fedstat.inference.pooling import pool as pool
+    from fedstat.models.aft.model import FederatedAFT as FederatedAFT
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
     from fedstat.models.categories.model import FederatedMultinomial as FederatedMultinomial
     from fedstat.models.categories.model import FederatedOrdinal as FederatedOrdinal

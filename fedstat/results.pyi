@@ -20,9 +20,11 @@ from fedstat.inference.meta_analysis import FactorCombination as FactorCombinati
 from fedstat.inference.mixtures import OutsideResults as OutsideResults
 from fedstat.inference.pooling import CombinedResults as CombinedResults
 from fedstat.inference.pooling import PooledResults as PooledResults
+from fedstat.inference.predicted_survival import PredictedSurvival as PredictedSurvival
 from fedstat.inference.recalibration import Recalibration as Recalibration
 from fedstat.inference.survival_evaluation import SurvivalEvaluation as SurvivalEvaluation
 from fedstat.inference.tables import SheetSummary as SheetSummary
+from fedstat.models.aft.results import AFTResults as AFTResults
 from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
 from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
 from fedstat.models.boost.results import BoostResults as BoostResults

@@ -10,6 +10,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
     "gee": ("FederatedGEE",),
     "cox": ("FederatedCox",),
+    "aft": ("FederatedAFT",),
     "descriptive": (
         "CumulativeIncidence",
         "KaplanMeier",

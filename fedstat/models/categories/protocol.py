@@ -13,20 +13,14 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError, PolicyError
 from fedstat.federation.design.horizontal_design import RowsDesign
-from fedstat.federation.design.horizontal_steps import standardization, translation
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol, attempt
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.assumptions import NOT_REQUESTED, SINGULAR, Outcome, reason_of, score_outcome
-from fedstat.inference.heterogeneity import SiteFit
 from fedstat.inference.recession import name_columns, receding
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import CategoryRequest, first_parameters
-from fedstat.models.horizontal.clusters import (
-    ClusterChoice,
-    Clustering,
-    SharedLabels,
-)
+from fedstat.models.horizontal.clusters import ClusterChoice
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.horizontal.variable_changes import level_counts
@@ -34,12 +28,10 @@ from fedstat.models.margins import ChangesRequest
 from fedstat.models.rows.newton import (
     LikelihoodNewton,
     LikelihoodSums,
-    OwnEstimate,
-    Parameters,
-    Products,
     open_rows,
     site_fits,
 )
+from fedstat.models.rows.predictors import PredictorFit, own_predictor_fit, standardized_point, to_units
 from fedstat.typing import Array, Bools, Floats
 
 NO_STEP = (
@@ -48,36 +40,17 @@ NO_STEP = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CategoryFit:
-    """Maximum of the likelihood; parameters and sums are for standardized columns.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CategoryFit(PredictorFit):
+    """Maximum of the likelihood.
 
     Parameters are thresholds and coefficients with a cumulative link, otherwise the coefficients of each
-    category but the first. `counts` (2, J) are weights and rows of the categories, `null` is the
-    log-likelihood without covariates; `trace` has log-likelihood, length of the step in standard errors, and
-    its largest change of a parameter, by evaluation. `meat` is the sum of outer products of the scores of
-    rows, or of the clusters that `clustering` describes.
+    category but the first. `counts` (2, J) are weights and rows of the categories.
     """
 
-    gamma: Parameters
-    total: LikelihoodSums
-    design: RowsDesign
     request: CategoryRequest
     categories: Annotated[tuple[LevelValue, ...], "J"]
     counts: Annotated[Floats, "2 J"]
-    null: float
-    meat: Products | None
-    clustering: Clustering | None
-    apart: Annotated[Floats, "2"] | None
-    trace: Annotated[Floats, "E 3"]
-    converged: bool
-    local: Annotated[tuple[SiteFit, ...], "K"]
-    shared: tuple[SharedLabels, ...] = ()
-
-    @property
-    def masked(self) -> bool:
-        """Whether the coordinator saw only the sums over all sites."""
-        return self.total.by_site is None
 
     @property
     def has_thresholds_to_compare(self) -> bool:
@@ -88,35 +61,6 @@ class CategoryFit:
     def map(self) -> Floats:
         """Matrix from parameters to the coefficients of all predictors."""
         return coefficient_map(len(self.categories), len(self.design.names), self.request.proportional)
-
-    @property
-    def back(self) -> Floats:
-        """Matrix from parameters of standardized columns to those in the units of the data."""
-        return moved(self.map, to_units(self.design))
-
-    @property
-    def params(self) -> Floats:
-        """Parameters in the units of the data."""
-        return np.asarray(self.back @ self.gamma)
-
-    @property
-    def naive(self) -> Floats:
-        """Inverse information in the units of the data."""
-        return np.asarray(self.back @ np.linalg.inv(self.total.information) @ self.back.T)
-
-    @property
-    def cov(self) -> Floats:
-        """Covariance in the units of the data: the inverse information, or the sandwich."""
-        if self.meat is None:
-            return self.naive
-        bread = self.back @ np.linalg.inv(self.total.information)
-        return np.asarray(bread @ self.meat @ bread.T)
-
-
-def to_units(design: RowsDesign) -> Floats:
-    """Matrix from coefficients (p,) of standardized columns to those in the units of the data."""
-    shift, scale = standardization(design.mean, design.spread, design.intercept)
-    return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
 
 
 class CategoryNewton(LikelihoodNewton[LikelihoodSums]):
@@ -205,7 +149,10 @@ class CategoryNewton(LikelihoodNewton[LikelihoodSums]):
         alone: Sequence[Reply],
     ) -> CategoryFit:
         """Add the covariance of scores, with its correction for few rows or clusters, and the own fits."""
-        forward, read = np.asarray(np.linalg.inv(fit.back)), partial(own_fit, fit)
+        forward, read = (
+            np.asarray(np.linalg.inv(fit.back)),
+            partial(own_predictor_fit, fit.map, fit.design.intercept),
+        )
         local = site_fits(self.session, fit.design.n, alone, read, fit.total.by_site, forward)
         if cov_type == "nonrobust":
             return replace(fit, local=local)
@@ -280,9 +227,7 @@ class Point:
 
     def arrays(self, gamma: Floats) -> dict[str, Array]:
         """Return the arrays that name parameters."""
-        design = self.design
-        shift, scale = standardization(design.mean, design.spread, design.intercept)
-        return {"shift": shift, "scale": scale, "beta": gamma}
+        return standardized_point(self.design, gamma)
 
 
 def parameter_names(categories: Sequence[str], columns: Sequence[str], proportional: bool) -> list[str]:
@@ -290,26 +235,6 @@ def parameter_names(categories: Sequence[str], columns: Sequence[str], proportio
     if proportional:
         return [*(f"{below}/{above}" for below, above in pairwise(categories)), *columns[1:]]
     return [f"{level}: {column}" for level in categories[1:] for column in columns]
-
-
-def own_fit(fit: CategoryFit, site: int, reply: Reply) -> OwnEstimate:
-    """Return parameters and covariance of a site's own fit in the units of the data."""
-    information, (mean, spread) = reply.arrays["information"], reply.arrays["columns"]
-    shift, scale = standardization(mean, spread, fit.design.intercept)
-    L = moved(fit.map, translation(np.zeros_like(shift), np.ones_like(scale), shift, scale))
-    known = np.diag(information) > 0.0
-    cov = np.zeros_like(information)
-    cov[np.ix_(known, known)] = np.linalg.inv(information[np.ix_(known, known)])
-    beta, cov = L @ reply.arrays["beta"], L @ cov @ L.T
-    # A constant column that is not zero is part of the constants of the predictors.
-    lost = (spread == 0.0) & (mean != 0.0)
-    lost[0] = False
-    hidden = ~known
-    if lost.any():
-        hidden = hidden | (np.abs(fit.map.reshape(-1, len(mean), len(known))[:, 0]).sum(axis=0) > 0.0)
-    beta[hidden] = np.nan
-    cov[hidden], cov[:, hidden] = np.nan, np.nan
-    return beta, cov, None
 
 
 def separated(step: Floats, before: Floats, now: Floats, complete: bool, point: Point) -> EstimationError:

@@ -37,7 +37,7 @@ from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.clusters import ClusterChoice, text_of
+from fedstat.models.horizontal.clusters import clusters_of_formula
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
@@ -142,6 +142,7 @@ class FederatedCox(HorizontalModel):
     model_name: ClassVar[str] = "Federated Cox model"
     _default_family: ClassVar[Any] = sm_families.Binomial
     _times = True
+    _baselines = True
     _goes_on = True
     _plan = CoxPlan
     _hints: ClassVar = dict.fromkeys(
@@ -272,10 +273,7 @@ class FederatedCox(HorizontalModel):
         age          1.04      1.03       1.05
         """
         call = Call.of(self.fit, locals())
-        clusters = self.formula.clusters
-        if cov_type is None:
-            cov_type = "cluster" if clusters else "nonrobust"
-        check_choice("cov_type", cov_type, ("nonrobust", "robust", "cluster"))
+        kind, choice = clusters_of_formula(self.formula.clusters, cov_type, cov_kwds)
         check_choice("ties", ties, ("efron", "breslow"))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
@@ -291,33 +289,17 @@ class FederatedCox(HorizontalModel):
                 remedy=Remedy("fit(..., baseline='common')", "leave it out, or choose this baseline"),
             )
         edges = None if grid is None else grid_points(grid, until)
-        if cov_type == "cluster" and not clusters:
-            raise ModelError(
-                "cov_type: 'cluster' needs the clusters in the formula, as in 'Surv(months, died) ~ age + "
-                "cluster(family)'"
-            )
-        kwds = {} if cov_kwds is None else cov_kwds
-        if not isinstance(kwds, dict) or set(kwds) - {"correction"} or (kwds and cov_type != "cluster"):
-            raise ModelError(
-                "cov_kwds: a Cox model takes {'correction': 'CR0'} or {'correction': 'CR2'} with "
-                "cov_type='cluster'; the formula names the clusters, as in cluster(family)"
-            )
-        correction = kwds.get("correction", "CR2")
-        check_choice("cov_kwds: correction", correction, ("CR2", "CR0"))
-        choice = None
-        if cov_type == "cluster":
-            choice = ClusterChoice(", ".join(clusters), correction, text_of({"correction": "CR0"}))
 
         def estimate(model: FederatedCox, attempt: FitAttempt) -> CoxResults:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
             request = CoxRequest(ties, model.formula.strata, () if choice is None else model.formula.clusters)
             newton, column = CoxNewton(session, request, maxiter, tol), model.partition.site_column
-            protocol = newton.run(cov_type, local, edges, column, choice, check_assumptions)
+            protocol = newton.run(kind, local, edges, column, choice, check_assumptions)
             fit, outcomes = attempt.run(protocol, session.masked_sites)
             if not fit.converged:
                 count = maxiter if fit.common is None else len(fit.common.trace)
                 warn(f"{model.model_name} did not converge after {count} evaluations", ConvergenceWarning)
-            return CoxResults._of(model, fit, cov_type, outcomes, attempt.ledger)
+            return CoxResults._of(model, fit, kind, outcomes, attempt.ledger)
 
         return run_fit(self, call, estimate)
 

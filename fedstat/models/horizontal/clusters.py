@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError, MessageError, Remedy
+from fedstat.errors import EstimationError, MessageError, ModelError, Remedy
 from fedstat.federation.design.horizontal_steps import MOST_BUCKETS, LabelRequest
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import WorkingWeights
@@ -28,6 +28,7 @@ from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.notes import Note
 from fedstat.inference.tables import number
 from fedstat.kernels.clusters import AT_ONE, Margins, corrected_sums
+from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.notes import NOTES
 from fedstat.models.horizontal.rows import summed
 from fedstat.models.horizontal.session import RowsSession, add
@@ -351,6 +352,37 @@ class LabelComparison:
             name = ":".join(columns)
             found.append(SharedLabels(name, float(counts.sum()), crowded, len(counts), compared, serial))
         return tuple(found), list(replies[:first])
+
+
+def clusters_of_formula(
+    clusters: tuple[str, ...], cov_type: str | None, cov_kwds: object
+) -> tuple[str, ClusterChoice | None]:
+    """Return the covariance of a model of times, and the clusters that its formula names, checked.
+
+    Raises
+    ------
+    ModelError
+        There are no such clusters, or `cov_kwds` has other entries than a correction.
+    """
+    if cov_type is None:
+        cov_type = "cluster" if clusters else "nonrobust"
+    check_choice("cov_type", cov_type, ("nonrobust", "robust", "cluster"))
+    if cov_type == "cluster" and not clusters:
+        raise ModelError(
+            "cov_type: 'cluster' needs the clusters in the formula, as in 'Surv(months, died) ~ age + "
+            "cluster(family)'"
+        )
+    kwds = {} if cov_kwds is None else cov_kwds
+    if not isinstance(kwds, dict) or set(kwds) - {"correction"} or (kwds and cov_type != "cluster"):
+        raise ModelError(
+            "cov_kwds: a model of times takes {'correction': 'CR0'} or {'correction': 'CR2'} with "
+            "cov_type='cluster'; the formula names the clusters, as in cluster(family)"
+        )
+    correction = kwds.get("correction", "CR2")
+    check_choice("cov_kwds: correction", correction, ("CR2", "CR0"))
+    if cov_type != "cluster":
+        return cov_type, None
+    return cov_type, ClusterChoice(", ".join(clusters), correction, text_of({"correction": "CR0"}))
 
 
 def describe_tests(df_inference: float | None, by_coefficient: Floats | None) -> str:

@@ -193,6 +193,8 @@ class HorizontalModel(Explainable):
     """Return whether a fit is repeated among the remaining sites if sites are lost."""
     _times: ClassVar[bool] = False
     """Whether the response is ``Surv(...)``, which other models do not take."""
+    _baselines: ClassVar[bool] = False
+    """Whether each site has a baseline hazard, unless a fit has a common one."""
     _causes: ClassVar[bool] = False
     """Whether its event is a category of competing events."""
     _groups: tuple[str, ...] = ()
@@ -489,7 +491,7 @@ class HorizontalModel(Explainable):
         if not self._times and (formula.has_times or formula.strata or formula.clusters):
             what = "Surv(...)" if formula.has_times else "strata(...)" if formula.strata else "cluster(...)"
             raise FormulaError(
-                f"formula: {what} is for FederatedCox, KaplanMeier and CumulativeIncidence; "
+                f"formula: {what} is for FederatedCox, FederatedAFT, KaplanMeier and CumulativeIncidence; "
                 f"{type(self).__name__} has none"
             )
         if formula.has_categories and not self._categories:

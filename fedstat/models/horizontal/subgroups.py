@@ -266,7 +266,7 @@ def _term_of(result: Any, argument: str, name: str) -> Term | None:
 def _is_absorbed(result: Any, column: str) -> bool:
     """Return whether baseline hazards of strata or sites have the main effect of a column in them."""
     model = result.model
-    by_site = model.question.has_times and result._call.arguments.get("baseline") != "common"
+    by_site = model._baselines and result._call.arguments.get("baseline") != "common"
     return column in model.formula.strata or (by_site and column == model.partition.site_column)
 
 

@@ -16,6 +16,7 @@ from fedstat.federation.disclosure.facts import RowTerms
 from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request
 from fedstat.kernels.glm.effects import outer_products
+from fedstat.models.aft.steps import SiteTimes
 from fedstat.models.glm.steps import SiteModel
 from fedstat.models.rows import steps
 from fedstat.models.rows.objective import OBJECTIVES, standard_place
@@ -56,9 +57,20 @@ CASES = {
     "independent": lambda: fs.FederatedGEE.from_formula(
         "y ~ x", PARTITION, groups="id", cov_struct="independence", family=sm.families.Poisson()
     ).fit(),
+    "exponential times": lambda: fs.FederatedAFT.from_formula(
+        "Surv(t, died) ~ x + z", PARTITION, distribution="exponential"
+    ).fit(),
+    "weibull times": lambda: fs.FederatedAFT.from_formula("Surv(entry, t, died) ~ x + z", PARTITION).fit(),
+    "lognormal times": lambda: fs.FederatedAFT.from_formula(
+        "Surv(t, died) ~ x", PARTITION, distribution="lognormal", freq_weights="w", offset="z"
+    ).fit(),
+    "loglogistic times": lambda: fs.FederatedAFT.from_formula(
+        "Surv(entry, t, died) ~ x + z", PARTITION, distribution="loglogistic", var_weights="w"
+    ).fit(),
     "weibull": lambda: FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION).fit(),
 }
 FAMILY = {"efron": "cox", "breslow": "cox", "ordinal": "categories", "multinomial": "categories"}
+FAMILY |= {name: "aft" for name in CASES if name.endswith("times")}
 FAMILY |= dict.fromkeys(("exchangeable", "autoregressive", "independent"), "gee")
 FAMILY |= dict.fromkeys(("logit", "probit", "gamma", "normal"), "glm")
 
@@ -156,6 +168,10 @@ def test_sums_are_derivatives_of_the_likelihood(objective):
     sums = kernel_sums(site, own)
     assert_allclose(slope(lambda at: site.sums(at).loglik, own), sums.score, rtol=1e-6, atol=1e-5)
     found = -slope(lambda at: site.sums(at).score, own)
+    if isinstance(site, SiteTimes) and not site.request.lifetimes.fixed:
+        # The information of b / sigma and 1 / sigma differs from that of b and log sigma by the score.
+        found[-1, :-1] -= sums.score[:-1]
+        found[:, -1] -= sums.score
     assert_allclose(found, getattr(sums, "observed", sums.information), rtol=1e-5, atol=1e-4)
 
 

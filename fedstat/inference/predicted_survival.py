@@ -1,0 +1,119 @@
+"""Survival that a model of times predicts for rows, with intervals: tables and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.summary import WIDTH, DerivedReport
+from fedstat.inference.tables import Sheet, number
+from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_TIMES = 12
+"""Times of a row that a summary lists."""
+NOTES = Catalogue(info={"conditions": "{note}"})
+
+
+class PredictedSurvival(DerivedReport):
+    """Predicted survival of rows at times, with pointwise intervals.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``row``, ``time``, ``survival``, ``conf_low``, ``conf_high``.
+    conf_level : float
+    steps : bool
+        Whether the curves are steps.
+    note : str
+        What the prediction supposes.
+    sources : iterable
+
+    Examples
+    --------
+    >>> import fedstat as fs, pandas as pd
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+    >>> ages = pd.DataFrame({"age": [50, 70]}, index=["age 50", "age 70"])
+    >>> found = fit.survival_function(ages, [12, 24])
+    >>> found.wide().round(2)
+          age 50  age 70
+    time
+    12.0    0.88    0.75
+    24.0    0.74    0.51
+    >>> found.tidy().columns.tolist(), found.plot().get_ylabel()
+    (['row', 'time', 'survival', 'conf_low', 'conf_high'], 'survival')
+    """
+
+    def __init__(
+        self, table: pd.DataFrame, *, conf_level: float, steps: bool, note: str, sources: Iterable[object]
+    ) -> None:
+        super().__init__(sources)
+        self._table, self._conf_level, self._steps, self._note = table, conf_level, steps, note
+
+    def tidy(self) -> pd.DataFrame:
+        """One row for each row and time: ``row``, ``time``, ``survival``, ``conf_low``, ``conf_high``."""
+        return self._table.copy()
+
+    def wide(self) -> pd.DataFrame:
+        """Return survival with a column for each row and an index of times, as lifelines has it."""
+        first = self._table["row"] == self._table["row"].iloc[0]
+        names = list(dict.fromkeys(self._table["row"]))
+        values = self._table["survival"].to_numpy().reshape(len(names), -1).T
+        return pd.DataFrame(values, index=pd.Index(self._table["time"][first], name="time"), columns=names)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the curves with their intervals.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        ax = axes_for(ax, 6.5, 3.8)
+        for place, (label, part) in enumerate(self._table.groupby("row", sort=False)):
+            x, color = np.append(0.0, part["time"]), COLORS[place % len(COLORS)]
+            curve, low, high = (np.append(1.0, part[name]) for name in ("survival", "conf_low", "conf_high"))
+            style = {"drawstyle": "steps-post"} if self._steps else {}
+            ax.plot(x, curve, color=color, linewidth=1.6, label=str(label), **style)
+            band = {"step": "post"} if self._steps else {}
+            ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0.0, **band)
+        ax.set_ylim(0.0, 1.02)
+        ax.set_xlim(0.0, float(self._table["time"].max()) * 1.02)
+        label_y(ax, "survival")
+        ax.set_xlabel("time")
+        plain_legend(ax, loc="lower left")
+        set_headline(ax, "Predicted survival", f"with {100 * self._conf_level:g} % intervals")
+        return ax
+
+    def _glance(self) -> dict[str, float]:
+        rows = len(set(self._table["row"]))
+        return {"rows": rows, "times": len(self._table) // rows, "until": float(self._table["time"].max())}
+
+    def _sheets(self) -> Iterator[Sheet]:
+        times = len(self._table) // len(set(self._table["row"]))
+        every = -(-times // MOST_TIMES)
+        shown = self._table[np.arange(len(self._table)) % times % every == (times - 1) % every]
+        rows = tuple(
+            (str(row), f"{time:.6g}", *map(number, values))
+            for row, time, *values in shown.itertuples(index=False)
+        )
+        alpha = 1.0 - self._conf_level
+        headers = ("", "time", "survival", f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]")
+        yield Sheet(headers, rows, "lrrrr", (WIDTH - 4 * 13, *[12] * 4), "Predicted survival")
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield NOTES.note("conditions", note=self._note)
+
+    def __repr__(self) -> str:
+        rows, times, until = self._glance().values()
+        return f"<Predicted survival of {rows} rows at {times} times up to {until:g}; see .summary()>"
