@@ -15,6 +15,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
     "GEE": ("FederatedGEE",),
     "Cox": ("FederatedCox",),
+    "AFT": ("FederatedAFT",),
     "KaplanMeier": ("KaplanMeier", "CumulativeIncidence"),
     "Categories": ("FederatedOrdinal", "FederatedMultinomial"),
     "Mixed": ("FederatedMixed",),

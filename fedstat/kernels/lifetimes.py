@@ -33,6 +33,8 @@ class Lifetimes:
         Takes probabilities to quantiles of W.
     mean : callable
         Takes sigma to the logarithm of the mean of exp(sigma W), and its derivative; infinite without a mean.
+    moments : (float, float)
+        Mean and standard deviation of W.
     words : str
     fixed : bool
         Whether sigma is one.
@@ -43,6 +45,7 @@ class Lifetimes:
     terms: Callable[[Floats, Floats], Derivatives]
     quantile: Callable[[float], float]
     mean: Callable[[float], tuple[float, float]]
+    moments: tuple[float, float]
     words: str
     fixed: bool = False
     proportional: bool = False
@@ -92,16 +95,38 @@ def _smallest_quantile(p: float) -> float:
     return float(np.log(-np.log1p(-p)))
 
 
+SMALLEST_MOMENTS = -float(np.euler_gamma), float(np.pi / np.sqrt(6.0))
 LIFETIMES: Mapping[str, Lifetimes] = {
     "weibull": Lifetimes(
-        _smallest_value, _smallest_quantile, _exponential_mean, "Weibull", proportional=True
+        _smallest_value,
+        _smallest_quantile,
+        _exponential_mean,
+        SMALLEST_MOMENTS,
+        "Weibull",
+        proportional=True,
     ),
     "exponential": Lifetimes(
-        _smallest_value, _smallest_quantile, _exponential_mean, "exponential", fixed=True, proportional=True
+        _smallest_value,
+        _smallest_quantile,
+        _exponential_mean,
+        SMALLEST_MOMENTS,
+        "exponential",
+        fixed=True,
+        proportional=True,
     ),
     "lognormal": Lifetimes(
-        _normal, lambda p: float(ndtri(p)), lambda sigma: (sigma**2 / 2.0, sigma), "log-normal"
+        _normal,
+        lambda p: float(ndtri(p)),
+        lambda sigma: (sigma**2 / 2.0, sigma),
+        (0.0, 1.0),
+        "log-normal",
     ),
-    "loglogistic": Lifetimes(_logistic, lambda p: float(logit(p)), _logistic_mean, "log-logistic"),
+    "loglogistic": Lifetimes(
+        _logistic,
+        lambda p: float(logit(p)),
+        _logistic_mean,
+        (0.0, float(np.pi / np.sqrt(3.0))),
+        "log-logistic",
+    ),
 }
 """By name: the distributions of R's ``survreg``."""

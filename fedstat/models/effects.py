@@ -164,6 +164,8 @@ def _names(response: ResponseFunctions, what: str, names: Sequence[str]) -> list
 def _wanted(response: ResponseFunctions, what: str, variables: Variables) -> dict[str, Any]:
     """Return what is asked of each variable, None for the default."""
     if variables is None:
+        if not response.variables:
+            raise ModelError(f"{what}: the model has none to compare; predictions() has the mean of its rows")
         return dict.fromkeys(response.variables)
     if isinstance(variables, str):
         variables = [variables]

@@ -175,6 +175,7 @@ SURVEY = {"cov_type": "survey", "cov_kwds": {"clusters": "ward", "strata": "site
 COMMON = {"baseline": "common", "grid": 2, "until": 30}
 SURV, RISKS = "Surv(time, died) ~ x + z", "Surv(time, C(cause, levels=[0, 1, 2])) ~ g"
 LINEAR, LOGISTIC, COUNTS = "y ~ x + z + C(g)", "e ~ x + z", "k ~ x + z"
+PROFILES = pd.DataFrame({"x": [-1.0, 1.0], "z": [1.0, 1.0]}, index=["low", "high"])
 STEPWISE = {"exchange": "iterative"}
 ALL, SICK = "y ~ a1 + a2 + b1 + b2 + c1 + c2", "e ~ a1 + b1 + c1"
 CLUSTERED = "~ c1_1 + c1_2 + c1_3 + c2_1 + c2_2 + c2_3"
@@ -257,6 +258,18 @@ FITS: dict[str, Fit] = {
     "cox late entry": of("FederatedCox", "rows", "Surv(entry, time, died) ~ x + C(g)"),
     "cox common": of("FederatedCox", "rows", SURV, COMMON),
     "cox cut off": of("FederatedCox", "rows", SURV, {"maxiter": 1}),
+    "aft": of("FederatedAFT", "rows", SURV),
+    "aft robust": of(
+        "FederatedAFT", "rows", SURV, {"cov_type": "robust"}, distribution="lognormal", var_weights="v"
+    ),
+    "aft clusters": of(
+        "FederatedAFT", "rows", "Surv(time, died) ~ x + cluster(person)", distribution="loglogistic"
+    ),
+    "aft late entry": of(
+        "FederatedAFT", "rows", "Surv(entry, time, died) ~ x + C(g)", distribution="exponential"
+    ),
+    "aft without covariates": of("FederatedAFT", "rows", "Surv(time, died) ~ 1", {"local": False}),
+    "aft cut off": of("FederatedAFT", "rows", SURV, {"maxiter": 1}),
     "ordinal": of("FederatedOrdinal", "rows", "grade ~ x + z"),
     "ordinal robust": of(
         "FederatedOrdinal", "rows", "grade ~ x + C(g)", {"cov_type": "HC1"}, distr="cloglog", freq_weights="f"
@@ -409,6 +422,10 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cox evaluation": ("cox", lambda fit: fit.evaluate(times=[6, 12])),
     "cox heterogeneity": ("cox", lambda fit: fit.heterogeneity),
     "cox common baseline": ("cox common", lambda fit: fit.baseline_hazard()),
+    "cox survival": ("cox", lambda fit: fit.survival_function(PROFILES, [6, 12])),
+    "aft survival": ("aft", lambda fit: fit.survival_function(PROFILES, [6, 12])),
+    "aft heterogeneity": ("aft", lambda fit: fit.heterogeneity),
+    "aft predictions": ("aft", lambda fit: fit.predictions(times=[6, 12])),
     "ordinal test of proportional odds": ("ordinal", lambda fit: fit.test_proportional_odds()),
     "ordinal evaluation": ("ordinal", lambda fit: fit.evaluate()),
     "ordinal effects": ("ordinal", lambda fit: fit.get_margeff()),
@@ -706,6 +723,15 @@ FAMILIES = {
             "x",
             cut={"maxiter": 1},
             pooled=COMMON,
+            roles=ROW_WEIGHTS,
+        ),
+        model(
+            "FederatedAFT",
+            "rows",
+            "aft",
+            "Surv(time, died) ~ {x} + z",
+            "x",
+            cut={"maxiter": 1},
             roles=ROW_WEIGHTS,
         ),
         model(

@@ -207,7 +207,7 @@ def test_few_clusters(family):
     partition = fs.ClientPartition.from_frame(table, by="site", policy=ALLOW)
     if "groups" in settings_of(family):
         fit = family.make(partition, family.x, groups="ward").fit()
-    elif family.name == "FederatedCox":
+    elif family.name in ("FederatedCox", "FederatedAFT"):
         fit = family.make(partition, f"{family.x} + cluster(ward)").fit()
     else:
         fit = family.make(partition, family.x, labels=["ward"]).fit(

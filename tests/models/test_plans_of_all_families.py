@@ -124,6 +124,7 @@ CASES = {
         survival,
         of("FederatedCox", TIMES, {"baseline": "common", "grid": 3, "until": 60}),
     ),
+    "AFT": (survival, of("FederatedAFT", TIMES, distribution="lognormal")),
     "KaplanMeier": (survival, of("KaplanMeier", "Surv(months, died) ~ arm", {"grid": 1, "until": 60})),
     "CumulativeIncidence": (
         survival,

@@ -11,13 +11,16 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import translation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.recession import name_columns, receding
 from fedstat.kernels.categories import moved
-from fedstat.models.aft.steps import AFTRequest, first_parameters, predictor_map
+from fedstat.models.aft.steps import AFTRequest, TimesRequest, first_parameters, predictor_map
 from fedstat.models.horizontal.clusters import ClusterChoice
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.horizontal.variable_changes import ChangedSums, level_counts
+from fedstat.models.margins import ChangesRequest
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, open_rows, site_fits
 from fedstat.models.rows.predictors import PredictorFit, own_predictor_fit, standardized_point, to_units
 from fedstat.typing import Array, Bools, Floats
@@ -34,11 +37,12 @@ NO_STEP = (
 class AFTFit(PredictorFit):
     """Maximum of the likelihood: coefficients, and the logarithm of sigma unless it is one.
 
-    `events` are rows with the event, times their frequency weights.
+    `events` are rows with the event, times their frequency weights; `weights` is the sum of all weights.
     """
 
     request: AFTRequest
     events: int
+    weights: float
 
     @property
     def map(self) -> Floats:
@@ -63,7 +67,7 @@ def with_scale(columns: tuple[str, ...], request: AFTRequest) -> tuple[str, ...]
 
 
 class AFTNewton(LikelihoodNewton[LikelihoodSums]):
-    """Newton's method with halved steps, from exponential times and then from those without covariates."""
+    """Newton's method with halved steps, from the moments of log times, first without covariates."""
 
     def run(self, cov_type: str, local: bool, clusters: ClusterChoice | None = None) -> FitProtocol[AFTFit]:
         """Open the rows, maximize, and request what the summary needs."""
@@ -75,7 +79,9 @@ class AFTNewton(LikelihoodNewton[LikelihoodSums]):
         if response[2] < 1:
             raise EstimationError("there are no events at any site: there is nothing to fit")
         point = partial(standardized_point, design)
-        gamma = first_parameters(response, p, request.lifetimes.fixed)
+        gamma = first_parameters(response, p, request.lifetimes)
+        if not np.isfinite(gamma).all():
+            raise EstimationError("all rows of all sites have the same time: there is no scale to estimate")
         total = yield from self.evaluate(point(gamma))
         if total is None:
             raise EstimationError(NO_STEP.format(0))
@@ -97,6 +103,7 @@ class AFTNewton(LikelihoodNewton[LikelihoodSums]):
             design=design,
             request=request,
             events=round(float(response[1 if session.agreement.question.counts_rows else 2])),
+            weights=float(response[0]),
             null=null,
             meat=add(ended, "meat") if cov_type == "robust" else None,
             clustering=None,
@@ -154,3 +161,16 @@ def open_at(session: RowsSession, fit: AFTFit) -> FitProtocol[Mapping[str, Array
     point = standardized_point(design, gamma)
     yield session.request_all("sum_scores", point)
     return point
+
+
+def sum_effects(session: RowsSession, fit: AFTFit, request: TimesRequest) -> FitProtocol[ChangedSums]:
+    """Request sums over the rows of changes by variables; slopes are in the units of the data."""
+    point = yield from open_at(session, fit)
+    replies = yield session.request_all("sum_changes", point, to_json(request))
+    back = np.linalg.inv(
+        translation(
+            np.zeros_like(point["shift"]), np.ones_like(point["scale"]), point["shift"], point["scale"]
+        )
+    )
+    counts = level_counts(replies, ChangesRequest(request.changes))
+    return ChangedSums(add(replies, "effects"), add(replies, "slopes") @ back, counts)

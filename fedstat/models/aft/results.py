@@ -12,17 +12,20 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.effects import Means
 from fedstat.inference.estimate import INTERCEPT, check_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival
 from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
-from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, with_scale
+from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
+from fedstat.models.aft.steps import FAMILY, TimesRequest, time_jet
 from fedstat.models.checks import HeldRows, check_choice, check_level
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import (
     SiteFitsResults,
@@ -30,6 +33,7 @@ from fedstat.models.horizontal.site_results import (
     clusters_line,
     tests_line,
 )
+from fedstat.models.margins import Change, MeanJet
 from fedstat.models.results import EstimateRecord
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
@@ -47,8 +51,8 @@ NOTES = Catalogue(
         "independent_rows": "The likelihood ratio test supposes independent rows. Wald tests allow for "
         "clusters by '{groups}'.",
         "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
-        "distribution": "Times are assumed to have a {words} distribution with one scale. Compare the AIC of "
-        "other distributions.",
+        "distribution": "The distribution of times is assumed to be {words}, with one scale. Compare the AIC "
+        "of other distributions.",
     },
 )
 
@@ -348,8 +352,39 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
                 "conf_high": high,
             }
         )
-        note = f"Times are assumed to have a {lifetimes.words} distribution, with one scale for all sites."
+        note = f"The distribution of times is assumed to be {lifetimes.words}, with one scale for all sites."
         return PredictedSurvival(table, conf_level=conf_level, steps=False, note=note, sources=(self,))
+
+    def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
+        fit = self._record.fit
+        points = () if times is None else tuple(float(one) for one in grid_points(np.atleast_1d(times), None))
+        p, lifetimes = len(fit.design.names), fit.request.lifetimes
+        B = (fit.map @ fit.params).reshape(-1, p)
+
+        def jet(X: Floats, offset: Floats) -> MeanJet:
+            return time_jet(lifetimes, B, X @ B[0] + offset, points)
+
+        def sums(call: str, changes: Sequence[Change]) -> Means:
+            request = TimesRequest(tuple(changes), points)
+            found = self._after_fit(call, FAMILY, lambda session: sum_effects(session, fit, request))
+            assert found.counts is not None
+            check_groups(changes, found.counts)
+            slopes = found.slopes.reshape(*found.effects.shape, -1) @ fit.map
+            return divided(found.effects, slopes, found.counts, fit.weights)
+
+        return RowsResponse(
+            agreement=self.basis.agreement,
+            design=fit.design,
+            B=B,
+            map=fit.map,
+            jet=jet,
+            sums=sums,
+            cov=self._cov(),
+            df=None if self._df is None else float(np.min(self._df)),
+            mean_words="survival" if points else "median time",
+            outcomes=points or ("",),
+            heading="time",
+        )
 
     @property
     def _beta(self) -> Floats:

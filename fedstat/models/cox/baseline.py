@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,18 +14,17 @@ from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.predicted_survival import MOST_TIMES, PredictedSurvival
 from fedstat.inference.summary import WIDTH, DerivedReport
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import HeldRows
 from fedstat.models.horizontal.prediction import held_rows, predict_rows
-from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_TIMES = 12
 NOTES = Catalogue(
     info={
         "common_baseline": "All sites are assumed to have the same baseline hazard.",
@@ -123,6 +123,18 @@ class BaselineHazard(DerivedReport):
         where = curve.between(points[unknown]) if unknown.any() else ""
         return found, f"times: the baseline hazard is not known {where}" if where else ""
 
+    def _part(self, times: Floats) -> BaselineHazard:
+        """Return the hazard at some of its times alone, (m,)."""
+        place = np.searchsorted(self.times, times)
+        known = place < len(self.times)
+        if not known.all() or not np.allclose(self.times[place], times):
+            ends = ", ".join(f"{one:g}" for one in self.times)
+            raise ModelError(f"times: a common baseline hazard is known at the ends of its intervals: {ends}")
+        part = copy.copy(self)
+        part.times, part.hazard = self.times[place], self.hazard[place]
+        part._variance, part._centers = self._variance[place], self._centers[place]
+        return part
+
     def tidy(self) -> pd.DataFrame:
         """One row per interval: ``time``, cumulative ``hazard``, ``std_error``."""
         error = self._errors(np.zeros((1, len(self._params))))[0]
@@ -196,21 +208,15 @@ class BaselineHazard(DerivedReport):
         >>> fit.baseline_hazard(3, until=48).plot(ages).get_ylabel()
         'survival'
         """
-        ax, frame = axes_for(ax, 6.5, 3.8), held_rows(frame)
-        found = self.survival(frame, alpha)
-        for place, label in enumerate(frame.index):
-            part, color = found[found["row"] == label], COLORS[place % len(COLORS)]
-            x = np.append(0.0, part["time"])
-            curves = [np.append(1.0, part[name]) for name in ("survival", "conf_low", "conf_high")]
-            ax.step(x, curves[0], where="post", color=color, linewidth=1.6, label=str(label))
-            ax.fill_between(x, curves[1], curves[2], step="post", color=color, alpha=0.15, linewidth=0.0)
-        ax.set_ylim(0.0, 1.02)
-        ax.set_xlim(0.0, float(self.times[-1]) * 1.02)
-        label_y(ax, "survival")
-        ax.set_xlabel("time")
-        plain_legend(ax, loc="lower left")
-        set_headline(ax, "Predicted survival", f"with {100 * (1 - alpha):g} % intervals")
-        return ax
+        return self._curves(frame, alpha).plot(ax)
+
+    def _curves(self, frame: HeldRows, alpha: float) -> PredictedSurvival:
+        """Return predicted survival of rows as curves."""
+        table = self.survival(frame, alpha)
+        (note,) = self._summary_notes()
+        return PredictedSurvival(
+            table, alpha=alpha, steps=True, note=str(note), sources=(*self._sources, self)
+        )
 
     def _glance(self) -> Mapping[str, float]:
         return {

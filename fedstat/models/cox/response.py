@@ -82,13 +82,8 @@ def hazard_at(
     """Return cumulative hazards (J,) at times, their centers (J, p), and the covariance (J, J) of G."""
     if baseline is None:
         return np.zeros(0), np.zeros((0, p)), np.zeros((0, 0))
-    place = np.searchsorted(baseline.times, np.asarray(times, dtype=np.float64))
-    known = place < len(baseline.times)
-    if not known.all() or not np.allclose(baseline.times[place], times):
-        ends = ", ".join(f"{one:g}" for one in baseline.times)
-        raise ModelError(f"times: a common baseline hazard is known at the ends of its intervals: {ends}")
-    variance = baseline._variance[place]
-    return baseline.hazard[place], baseline._centers[place], np.minimum.outer(variance, variance)
+    part = baseline._part(np.asarray(times, dtype=np.float64))
+    return part.hazard, part._centers, np.minimum.outer(part._variance, part._variance)
 
 
 def joint_covariance(cov: Floats, of_hazard: Floats) -> Floats:

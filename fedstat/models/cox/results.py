@@ -21,6 +21,7 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.predicted_survival import PredictedSurvival
 from fedstat.inference.summary import WIDTH, CoefficientBlock
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
@@ -543,6 +544,61 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         call = f"baseline_hazard(until={edges[-1]:g})"
         found = self._after_fit(call, FAMILY, lambda session: average_hazard(session, fit, edges))
         return self._baseline(edges, found)
+
+    def survival_function(
+        self,
+        frame: HeldRows,
+        times: Sequence[float] | Floats | None = None,
+        *,
+        conf_level: float = 0.95,
+    ) -> PredictedSurvival:
+        """Predict survival of rows that the caller holds, with intervals, as R's ``survfit(fit, newdata)``.
+
+        It is :meth:`baseline_hazard` and its ``survival()`` in one call. Where every site has a baseline
+        hazard, the sites release sums for their mean; a common one needs no request.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model; its index names the curves.
+        times : sequence of float, optional
+            Ascending. Those of a common baseline hazard are ends of its intervals, by default all of them.
+        conf_level : float
+
+        Returns
+        -------
+        PredictedSurvival
+            ``tidy()``, ``wide()``, ``plot()``.
+
+        Raises
+        ------
+        ModelError
+            There are no times, a row lacks a column of the model, or a common baseline hazard is not known at
+            a time.
+        NotAvailableError
+            The model has strata; or every site has a baseline hazard, and the results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs, pandas as pd
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> ages = pd.DataFrame({"age": [50, 70]}, index=["age 50", "age 70"])
+        >>> fit.survival_function(ages, [12, 24, 36]).wide().round(2).loc[24.0].tolist()
+        [0.74, 0.51]
+        """
+        if self._record.fit.common is not None:
+            baseline = self.baseline_hazard()
+            part = baseline if times is None else baseline._part(grid_points(times, None))
+            return part._curves(frame, conf_level)
+        if times is None:
+            raise ModelError(
+                "survival_function: survival is predicted at given times",
+                remedy=Remedy("survival_function(..., times=[12, 24])", "give them, as in {arguments}"),
+            )
+        return self.baseline_hazard(grid_points(times, None))._curves(frame, conf_level)
 
     def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
         fit = self._record.fit
