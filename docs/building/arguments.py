@@ -36,6 +36,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "formula": "Response and terms.",
         "partition": "The sites and their data.",
         "family": "Distribution and link of the response, as a family of statsmodels.",
+        "distribution": "Distribution of times.",
         "distr": "Distribution of the latent variable of ordered categories.",
         "levels": "Categories of the response, in order.",
         "offset": "Column with a known part of the linear predictor.",

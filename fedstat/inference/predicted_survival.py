@@ -28,7 +28,8 @@ class PredictedSurvival(DerivedReport):
     ----------
     table : DataFrame
         ``row``, ``time``, ``survival``, ``conf_low``, ``conf_high``.
-    conf_level : float
+    alpha : float
+        One minus the level of the intervals.
     steps : bool
         Whether the curves are steps.
     note : str
@@ -52,10 +53,10 @@ class PredictedSurvival(DerivedReport):
     """
 
     def __init__(
-        self, table: pd.DataFrame, *, conf_level: float, steps: bool, note: str, sources: Iterable[object]
+        self, table: pd.DataFrame, *, alpha: float, steps: bool, note: str, sources: Iterable[object]
     ) -> None:
         super().__init__(sources)
-        self._table, self._conf_level, self._steps, self._note = table, conf_level, steps, note
+        self._table, self._alpha, self._steps, self._note = table, alpha, steps, note
 
     def tidy(self) -> pd.DataFrame:
         """One row for each row and time: ``row``, ``time``, ``survival``, ``conf_low``, ``conf_high``."""
@@ -92,7 +93,7 @@ class PredictedSurvival(DerivedReport):
         label_y(ax, "survival")
         ax.set_xlabel("time")
         plain_legend(ax, loc="lower left")
-        set_headline(ax, "Predicted survival", f"with {100 * self._conf_level:g} % intervals")
+        set_headline(ax, "Predicted survival", f"with {100 * (1 - self._alpha):g} % intervals")
         return ax
 
     def _glance(self) -> dict[str, float]:
@@ -107,7 +108,7 @@ class PredictedSurvival(DerivedReport):
             (str(row), f"{time:.6g}", *map(number, values))
             for row, time, *values in shown.itertuples(index=False)
         )
-        alpha = 1.0 - self._conf_level
+        alpha = self._alpha
         headers = ("", "time", "survival", f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]")
         yield Sheet(headers, rows, "lrrrr", (WIDTH - 4 * 13, *[12] * 4), "Predicted survival")
 

@@ -21,9 +21,9 @@ from fedstat.models.checks import (
     check_choice,
     check_integer,
     check_masked,
-    check_parsed,
     check_positive,
     checks_arguments,
+    takes_parsed,
 )
 from fedstat.models.horizontal.clusters import clusters_of_formula
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
@@ -76,7 +76,7 @@ class FederatedAFT(HorizontalModel):
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
     >>> model = fs.FederatedAFT.from_formula("Surv(months, died) ~ age + C(arm)", partition)
     >>> model.fit().ratios().round(2)["time_ratio"].to_dict()
-    {'age': 0.97, 'C(arm)[T.surgery]': 1.5}
+    {'age': 0.97, 'C(arm)[T.surgery]': 1.54}
     """
 
     model_name: ClassVar[str] = "Federated AFT model"
@@ -86,6 +86,7 @@ class FederatedAFT(HorizontalModel):
     _goes_on = True
     _plan = AFTPlan
 
+    @takes_parsed
     @inherits_signature(HorizontalModel.__init__, without=("family", "exposure"))
     def __init__(
         self,
@@ -95,7 +96,6 @@ class FederatedAFT(HorizontalModel):
         distribution: Literal["weibull", "exponential", "lognormal", "loglogistic"] = "weibull",
         **settings: Any,
     ) -> None:
-        check_parsed(type(self), formula)
         check_choice("distribution", distribution, tuple(LIFETIMES))
         if settings.get("freq_weights") is not None and settings.get("var_weights") is not None:
             raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")

@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.effects import Means
-from fedstat.inference.estimate import INTERCEPT, check_alpha
+from fedstat.inference.estimate import INTERCEPT, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival
 from fedstat.inference.summary import WIDTH
@@ -94,12 +94,12 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
     >>> table = fs.datasets.make_survival()
     >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
     >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age + C(stage)", partition).fit()
-    >>> fit.events, fit.converged, round(fit.scale, 2), fit.dist
-    (413, True, 0.76, 'weibull')
+    >>> fit.events, fit.converged, round(fit.scale, 2), fit.dist, fit.llnull < fit.llf
+    (413, True, 0.78, 'weibull', True)
     >>> fit.predict(table.head(2)).round(1).tolist()
-    [20.0, 22.4]
+    [34.5, 37.4]
     >>> fit.heterogeneity.joint.df, fit.site_estimates.shape, fit.iterations
-    (20, (4, 5), 4)
+    (15, (4, 5), 6)
     """
 
     _record: AFTRecord
@@ -157,6 +157,7 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
 
     # -- ratios and predictions --------------------------------------------------------------------
 
+    @takes_alpha
     def hazard_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
         """Return hazard ratios exp(-b / sigma) with intervals of level ``1 - alpha``, by the delta method.
 
@@ -188,7 +189,6 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
                 f"hazard_ratios: hazards are not proportional with {self.dist!r}; ratios() has time ratios",
                 remedy=Remedy("from_formula(..., distribution='weibull').fit()", "They are with {arguments}"),
             )
-        check_alpha(alpha)
         beta = self.estimate.params[:p] / self.scale
         J = np.zeros((p, len(fit.gamma)))
         J[:, :p] = -np.eye(p) / self.scale
@@ -235,12 +235,13 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
         >>> fit.predict(pd.DataFrame({"age": [50, 70]}), p=0.25).round(1).tolist()
-        [23.1, 12.7]
+        [24.2, 12.4]
         """
         moved, _ = self._log_shift(which, p)
         linear = self._predicted(frame, self._beta).linear
         return linear if which == "linear" else exponentials(linear + moved)
 
+    @takes_alpha
     def get_prediction(
         self,
         frame: HeldRows | None = None,
@@ -270,10 +271,9 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
         >>> fit.get_prediction(pd.DataFrame({"age": [50]})).round(1).to_numpy().tolist()
-        [[45.0, 2.9, 39.7, 51.0]]
+        [[49.9, 3.8, 43.0, 57.8]]
         """
         check_choice("which", which, ("quantile", "mean"))
-        check_alpha(alpha)
         moved, slope = self._log_shift(which, p)
         found = self._predicted(frame, self._beta)
         log = found.linear + moved
@@ -284,12 +284,13 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         columns = {"conf_low": exponentials(log - half), "conf_high": exponentials(log + half)}
         return pd.DataFrame({"estimate": time, "std_error": time * error, **columns})
 
+    @takes_alpha
     def survival_function(
         self,
         frame: HeldRows,
         times: Sequence[float] | Floats | None = None,
         *,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> PredictedSurvival:
         """Predict survival of rows that the caller holds, with intervals.
 
@@ -302,7 +303,8 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
             With the columns of the model; its index names the curves.
         times : sequence of float, optional
             Ascending; by default 100 times up to the one at which the highest curve falls to 0.05.
-        conf_level : float
+        alpha : float
+            One minus the level of the intervals.
 
         Returns
         -------
@@ -321,10 +323,9 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
         >>> fit.survival_function(pd.DataFrame({"age": [60]}), [12, 24]).tidy().round(3)
            row  time  survival  conf_low  conf_high
-        0    0  12.0     0.825     0.796      0.850
-        1    0  24.0     0.630     0.594      0.664
+        0    0  12.0     0.832     0.808      0.852
+        1    0  24.0     0.652     0.621      0.681
         """
-        check_level("conf_level", conf_level)
         fit, frame = self._record.fit, self._held(frame)
         found = self._predicted(frame, self._beta)
         if not found.complete.all() or found.linear.isna().any():
@@ -341,7 +342,7 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         slopes[..., : X.shape[1]] = -X[:, None, :] / self.scale
         slopes[..., X.shape[1] :] = -z[..., None]
         error = np.sqrt(np.einsum("mjp,pq,mjq->mj", slopes, self._cov(), slopes))
-        half = self._combined_distribution.isf((1.0 - conf_level) / 2.0) * error
+        half = self._combined_distribution.isf(alpha / 2.0) * error
         survival, low, high = (lifetimes.survival(one)[0].ravel() for one in (z, z + half, z - half))
         table = pd.DataFrame(
             {
@@ -353,7 +354,7 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
             }
         )
         note = f"The distribution of times is assumed to be {lifetimes.words}, with one scale for all sites."
-        return PredictedSurvival(table, conf_level=conf_level, steps=False, note=note, sources=(self,))
+        return PredictedSurvival(table, alpha=alpha, steps=False, note=note, sources=(self,))
 
     def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
         fit = self._record.fit

@@ -545,12 +545,13 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         found = self._after_fit(call, FAMILY, lambda session: average_hazard(session, fit, edges))
         return self._baseline(edges, found)
 
+    @takes_alpha
     def survival_function(
         self,
         frame: HeldRows,
         times: Sequence[float] | Floats | None = None,
         *,
-        conf_level: float = 0.95,
+        alpha: float = 0.05,
     ) -> PredictedSurvival:
         """Predict survival of rows that the caller holds, with intervals, as R's ``survfit(fit, newdata)``.
 
@@ -563,7 +564,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             With the columns of the model; its index names the curves.
         times : sequence of float, optional
             Ascending. Those of a common baseline hazard are ends of its intervals, by default all of them.
-        conf_level : float
+        alpha : float
+            One minus the level of the intervals.
 
         Returns
         -------
@@ -592,13 +594,13 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         if self._record.fit.common is not None:
             baseline = self.baseline_hazard()
             part = baseline if times is None else baseline._part(grid_points(times, None))
-            return part._curves(frame, conf_level)
+            return part._curves(frame, alpha)
         if times is None:
             raise ModelError(
                 "survival_function: survival is predicted at given times",
                 remedy=Remedy("survival_function(..., times=[12, 24])", "give them, as in {arguments}"),
             )
-        return self.baseline_hazard(grid_points(times, None))._curves(frame, conf_level)
+        return self.baseline_hazard(grid_points(times, None))._curves(frame, alpha)
 
     def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
         fit = self._record.fit

@@ -60,6 +60,7 @@ def only_connection_steps(chain: SessionChain) -> bool:
 
 
 FAMILY_WORDS: Mapping[str, str] = {
+    "aft": "survival regression",
     "align": "linkage of records",
     "approval": "plan",
     "boost": "boosting of curves",
