@@ -9,6 +9,7 @@ from typing import Literal, Self
 import numpy as np
 import pandas as pd
 from scipy import stats
+from statsmodels.genmod import families
 
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
@@ -25,6 +26,7 @@ from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import (
@@ -203,7 +205,7 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
 
     def predict(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["quantile", "mean", "linear"] = "quantile",
         p: float = 0.5,
     ) -> pd.Series:
@@ -211,7 +213,7 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
 
         Parameters
         ----------
-        frame : DataFrame
+        exog : table of pandas, polars or pyarrow, or dict of columns
             With the columns of the model, and of its offset; rows that lack one give NaN.
         which : {"quantile", "mean", "linear"}
             A quantile of the time, by default the median; its mean; or x'b.
@@ -227,62 +229,52 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
         DesignError
             A column is absent, of another type, or holds a level that the fit did not know.
         NotAvailableError
-            No frame is given: the rows of the fit stay at the sites.
+            No rows are given: those of the fit stay at the sites.
 
         Examples
         --------
-        >>> import fedstat as fs, pandas as pd
+        >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
-        >>> fit.predict(pd.DataFrame({"age": [50, 70]}), p=0.25).round(1).tolist()
+        >>> fit.predict({"age": [50, 70]}, p=0.25).round(1).tolist()
         [24.2, 12.4]
         """
         moved, _ = self._log_shift(which, p)
-        linear = self._predicted(frame, self._beta).linear
+        linear = self._predicted(exog, self._beta).linear
         return linear if which == "linear" else exponentials(linear + moved)
 
-    @takes_alpha
     def get_prediction(
         self,
-        frame: HeldRows | None = None,
+        exog: HeldRows | None = None,
         which: Literal["quantile", "mean"] = "quantile",
         p: float = 0.5,
-        *,
-        alpha: float = 0.05,
-    ) -> pd.DataFrame:
+    ) -> GLMPrediction:
         """Predict times with standard errors and intervals, which are those of their logarithms.
 
         Parameters
         ----------
-        frame, which, p
+        exog, which, p
             As in :meth:`predict`.
-        alpha : float
-            One minus the level of the intervals.
 
         Returns
         -------
-        DataFrame
-            ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, with the index of `frame`. The intervals
-            are of the quantile or the mean, not of a new time.
+        GLMPrediction
+            Of quantiles or means, and not of new times; ``mean`` is the prediction.
 
         Examples
         --------
-        >>> import fedstat as fs, pandas as pd
+        >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
-        >>> fit.get_prediction(pd.DataFrame({"age": [50]})).round(1).to_numpy().tolist()
+        >>> fit.get_prediction({"age": [50]}).summary_frame().round(1).to_numpy().tolist()
         [[49.9, 3.8, 43.0, 57.8]]
         """
         check_choice("which", which, ("quantile", "mean"))
         moved, slope = self._log_shift(which, p)
-        found = self._predicted(frame, self._beta)
-        log = found.linear + moved
-        D = np.column_stack([found.X, np.full((len(found.X), len(self._cov()) - found.X.shape[1]), slope)])
-        error = replace(found, X=D).standard_errors(self._cov())
-        half = self._combined_distribution.isf(alpha / 2.0) * error
-        time = exponentials(log)
-        columns = {"conf_low": exponentials(log - half), "conf_high": exponentials(log + half)}
-        return pd.DataFrame({"estimate": time, "std_error": time * error, **columns})
+        found, cov = self._predicted(exog, self._beta), self._cov()
+        D = np.column_stack([found.X, np.full((len(found.X), len(cov) - found.X.shape[1]), slope)])
+        error = replace(found, X=D).standard_errors(cov)
+        return GLMPrediction(found.linear + moved, error, families.Poisson(), self._combined_distribution)
 
     @takes_alpha
     def survival_function(

@@ -63,20 +63,19 @@ def test_estimates_are_those_of_survreg(case, masked):
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_quantiles_and_their_errors_are_those_of_survreg(name):
     fit = fitted(STAGES, distribution=name)
-    found = [fit.get_prediction(PROFILES, p=p, alpha=0.1) for p in (0.25, 0.5)]
-    log_time = np.log([one["estimate"] for one in found]).T.ravel()
+    predicted = [fit.get_prediction(PROFILES, p=p) for p in (0.25, 0.5)]
+    log_time = np.array([one.linear for one in predicted]).T.ravel()
     assert_allclose(log_time, R[name]["log_time"], rtol=1e-7)
-    error = np.array([one["std_error"] / one["estimate"] for one in found]).T.ravel()
+    error = np.array([one.se_linear for one in predicted]).T.ravel()
     assert_allclose(error, R[name]["log_time_se"], rtol=1e-6)
-    half = np.log(found[0]["conf_high"] / found[0]["estimate"])
-    assert_allclose(half, 1.6448536269514722 * found[0]["std_error"] / found[0]["estimate"])
-    assert_allclose(fit.predict(PROFILES), found[1]["estimate"])
+    found = predicted[1].summary_frame()
+    assert_allclose(fit.predict(PROFILES), found["mean"])
     # A survival curve has the probability 0.5 at the median, with the errors of its logarithm over sigma.
-    for place, row in found[1].iterrows():
-        [at] = fit.survival_function(PROFILES.loc[[place]], [row["estimate"]]).tidy().itertuples()
+    for place, row in found.iterrows():
+        [at] = fit.survival_function(PROFILES.loc[[place]], [row["mean"]]).tidy().itertuples()
         assert_allclose(at.survival, 0.5, rtol=1e-9)
         z = LIFETIMES[name].quantile(0.5)
-        half = 1.959963984540054 * row["std_error"] / row["estimate"] / fit.scale
+        half = 1.959963984540054 * row["mean_se"] / row["mean"] / fit.scale
         ends = LIFETIMES[name].survival(np.array([z + half, z - half]))[0]
         assert_allclose([at.conf_low, at.conf_high], ends, rtol=1e-6)
 
