@@ -160,9 +160,9 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     "from_formula": {
         "missing": (
             "The horizontal layout leaves out incomplete rows with a warning, as statsmodels does. In the"
-            " vertical layout, an entity without a response is often a key that does not match, so that "
-            "it is an error; missing blocks are part of the model there. The synthesizer has no response:"
-            " its `missing` chooses the method for missing blocks."
+            " vertical layout, an entity without a response often signals a key that does not match, and "
+            "therefore raises an error; missing blocks are part of the model there. The synthesizer has no "
+            "response: its `missing` chooses the method for missing blocks."
         ),
         "penalty": "Boosting smooths with its penalty; VerticalGLM selects or shrinks coefficients with it.",
         "delta": (

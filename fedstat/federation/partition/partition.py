@@ -451,7 +451,7 @@ class ClientPartition(PartitionViews):
         keys), and a RangeIndex without a key; horizontal, one entry per row, a RangeIndex without a
         key or where a table is streamed.
     sites : mapping of str to Site
-        One site per site.
+        One ``Site`` object for each name of a site.
     rows : mapping of str to int64 array
         ``rows[c][j]`` is the position in ``entities`` of record ``j`` of site ``c``, ascending.
     columns : mapping of str to tuple of str

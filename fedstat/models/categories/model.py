@@ -98,7 +98,8 @@ class CategoryModel(HorizontalModel, Generic[Fitted]):
     ) -> None:
         if not formula.intercept:
             raise FormulaError(
-                "formula: the constants of the categories are always part of this model; leave 0 or - 1 out"
+                "formula: thresholds, or constants of the categories, are always part of this model; "
+                "leave 0 or - 1 out"
             )
         self._levels = levels
         # For owners who are asked, and in the dry run: the link by its name.

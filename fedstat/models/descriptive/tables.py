@@ -388,8 +388,8 @@ def histogram(
 ) -> TableFrame:
     """Count a number on public intervals, by group.
 
-    So that no count is about few rows, each site first averages the numbers of every few successive rows of a
-    group, as many as its policy requires for a level.
+    To avoid small cells, each site first replaces the numbers of every few successive rows of a group with
+    their mean: as many rows as its policy requires for a level.
 
     Parameters
     ----------

@@ -6,8 +6,8 @@ from fedstat.errors import Remedy
 from fedstat.inference.notes import Catalogue
 
 MASKED = (
-    "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
-    "follow the protocol; the coordinator and some sites together learn the sum over the others."
+    "the coordinator saw only the total, and no single site's contribution{}. This holds if coordinator and "
+    "sites follow the protocol; the coordinator and some sites together learn the sum over the others."
 )
 TOO_SMALL = "errors are too small."
 TWICE = "multiply them by 1.41, a bound for people at two sites each, or let one site hold all their rows."

@@ -66,7 +66,9 @@ def predict_rows(
 
 def held_rows(frame: HeldRows) -> pd.DataFrame:
     """Take rows that the caller holds, to be predicted, as a pandas table."""
-    return check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
+    return check_frame(
+        "predict", frame, "evaluate(partition) assesses predictions of rows that stay at the sites"
+    )
 
 
 def _require_columns(frame: pd.DataFrame, agreement: RowsSchema) -> None:

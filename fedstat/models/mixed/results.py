@@ -103,7 +103,7 @@ NOTES = Catalogue(
         "overdispersion/robust": "The counts vary more than a {family} distribution allows, given the "
         "effects of groups (Dean's test, p {p}). Robust errors allow for it; variances of random effects, "
         "likelihood ratio tests and AIC do not.",
-        "singular": "Singular fit: {effects} has a variance of zero, or effects that determine each other. "
+        "singular": "Singular fit: {effects} has zero variance, or its effects are perfectly correlated. "
         "Leave an effect out, or make effects independent with ||.",
         "few_groups": "There are few groups of {groups}: their variance is hardly known. A fixed effect is "
         "an alternative.",
