@@ -52,8 +52,8 @@ from fedstat.models.glm.results import OLSResults as OLSResults
 from fedstat.models.glm.wild_bootstrap import WildBootstrap as WildBootstrap
 from fedstat.models.horizontal.prediction import GLMPrediction as GLMPrediction
 from fedstat.models.horizontal.subgroups import Subgroups as Subgroups
-from fedstat.models.impute.chained import RowImputations as RowImputations
 from fedstat.models.impute.results import Imputations as Imputations
+from fedstat.models.impute.results import RowImputations as RowImputations
 from fedstat.models.laser.evaluation import SetEvaluation as SetEvaluation
 from fedstat.models.laser.results import LASERResults as LASERResults
 from fedstat.models.m2sem.bootstrap import BootstrapResults as BootstrapResults

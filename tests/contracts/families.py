@@ -119,6 +119,9 @@ X_BOUNDS = {"x": (-4.0, 4.0), "z": (-8.0, 10.0), "y": (-6.0, 10.0)}
 PARTITIONS: dict[str, Callable[..., fs.ClientPartition]] = {
     "rows": rows,
     "two rows": lambda **given: rows(rows_table()[rows_table()["site"].isin(SITES[:2])], **given),
+    "incomplete rows": lambda **given: rows(
+        rows_table().assign(x=lambda t: t["x"].where(t["visit"] != 2)), **given
+    ),
     "columns": columns,
     "complete columns": lambda **given: columns(False, **given),
     "clusters": clusters,
@@ -348,6 +351,9 @@ FITS: dict[str, Fit] = {
         family=BINOMIAL,
     ),
     "impute": by("impute", "columns", lambda p: fs.impute(p, "y ~ a1 + b1 + c1", m=3, seed=1)),
+    "impute rows": by(
+        "impute", "incomplete rows", lambda p: fs.impute(p, "y ~ x + z", m=2, iterations=1, seed=1)
+    ),
     # columns: prediction, clusters, budgets
     "laser": of("LASER", "columns", "e ~ a1 + a2 + b1 + b2 + c1", {"epochs": 2}),
     "laser numbers": of("LASER", "columns", "y ~ a1 + b1 + c1", {"epochs": 2}, outcome="normal"),

@@ -1,5 +1,5 @@
 """Multiple imputation: by the joint normal model of columns, and by chained equations of rows."""
 
-from fedstat.models.impute import row_steps
+from fedstat.models.impute import steps
 
-__all__ = ["row_steps"]
+__all__ = ["steps"]

@@ -12,9 +12,9 @@ from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.notes import Note
 from fedstat.models.checks import check_choice, check_integer, checks_names
-from fedstat.models.impute.chained import RowImputations, impute_rows
 from fedstat.models.impute.draws import PatternSums, impute_sums
-from fedstat.models.impute.results import Imputations
+from fedstat.models.impute.protocol import impute_rows
+from fedstat.models.impute.results import Imputations, RowImputations
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.model import VFEMRegression
 
@@ -111,7 +111,7 @@ def impute(
         names = tuple(
             dict.fromkeys((*parsed.response_columns, *(n for one in parsed.sites for n in one.columns)))
         )
-        return impute_rows(partition, names, m, seed, iterations, numbers)
+        return RowImputations(impute_rows(partition, names, m, seed, iterations, numbers))
     model = VFEMRegression.from_formula(formula, partition, missing=missing, coordinator=coordinator)
     try:
         fit = model.fit(cov_type="none")

@@ -1,8 +1,8 @@
-"""Imputations: completed sums, and regressions on them."""
+"""Imputations: completed sums and regressions on them, or tables at the sites and fits to these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.pooling import PooledResults, pool, pool_analyses
 from fedstat.inference.summary import Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.impute.draws import Draw, PatternSums
+from fedstat.models.impute.protocol import ImputedRows
 from fedstat.typing import Floats
 
 SLOW = 0.1
@@ -198,3 +200,146 @@ class Imputations(Report):
             yield NOTES.note("dependent", correlation=self._correlation)
         yield NOTES.note("law")
         yield NOTES.note("sums")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sites with different rows: the tables are at the sites.
+
+MIXED = 1.1
+"""R-hat of the coefficients above which the chains have not mixed."""
+LEAST_ITERATIONS = 5
+"""Iterations in the second half, with which R-hat is computed."""
+ROW_NOTES = Catalogue(
+    warning={
+        "not_mixed": "The chains differ: R-hat of the coefficients of {column} is {rhat:.2f} in the "
+        "second half of the iterations. More iterations are needed.",
+        "few_cells": "Not imputed at every site, since few of its rows lack them: {columns}. These rows are "
+        "left out.",
+    },
+    info={
+        "chained": "Each column is drawn given all others, {iterations} times in {chains} chains: numbers by "
+        "{numbers}, zeros and ones by logistic, categories by multinomial regression. Draws are valid if "
+        "missingness depends on observed values only (missing at random).",
+        "at_sites": "Imputed values are at the sites, as long as these run; no site has released one.",
+    },
+)
+
+
+class RowImputations(Report):
+    """Imputations of :func:`fedstat.impute` where sites hold different rows.
+
+    The imputed values are at the sites. :meth:`table` is a partition whose rows have them, for any model over
+    rows; :meth:`fit` fits one to all tables, and pools by Rubin's rules.
+
+    Attributes
+    ----------
+    m : int
+        Number of imputed tables.
+    names : tuple of str
+        The columns.
+    nobs : int
+        Rows of all sites.
+    ledger : Ledger
+        What left the sites.
+    trace : DataFrame
+        Coefficients of each model by iteration and chain: ``iteration``, ``chain``, ``column``, ``term``,
+        ``estimate``.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np
+    >>> table = fs.datasets.make_hospitals()
+    >>> table.loc[table.index % 4 == 0, "chol"] = np.nan
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> imputations = fs.impute(partition, "num ~ age + chol", m=2, iterations=2, seed=1)
+    >>> pooled = imputations.fit(lambda table: fs.FederatedOLS.from_formula("num ~ age + chol", table).fit())
+    >>> pooled.params.index.tolist(), imputations.table(0).n_entities
+    (['Intercept', 'age', 'chol'], 920)
+    >>> imputations.tidy()["column"].tolist(), len(imputations.trace), len(imputations.glance())
+    (['chol'], 12, 1)
+    """
+
+    def __init__(self, found: ImputedRows) -> None:
+        self._found, self._course = found, found.course
+        self.m, self.names, self.nobs = found.course.chains, found.course.columns, found.n_rows
+        self.ledger = found.course.ledger
+        self.trace = pd.DataFrame(found.course.trace)
+
+    def table(self, j: int) -> ClientPartition:
+        """Return the sites with the imputed cells of table `j`, counted from zero."""
+        if not 0 <= j < self.m:
+            raise ModelError(f"table: expected a number from 0 to {self.m - 1}, received {j!r}")
+        return self._course.table(j)
+
+    def fit(self, fit: Callable[[ClientPartition], Any]) -> PooledResults:
+        """Fit a model to every imputed table, and pool the results by Rubin's rules.
+
+        Parameters
+        ----------
+        fit : callable
+            Makes the results of one table: ``lambda table: fs.GLORE.from_formula("y ~ x", table).fit()``.
+
+        Returns
+        -------
+        PooledResults
+            What the fits release is in their own ledgers.
+        """
+        return pool_analyses([fit(self.table(j)) for j in range(self.m)], sources=(self,))
+
+    def tidy(self) -> pd.DataFrame:
+        """One row for each imputed column: kind, missing and drawn cells, and R-hat of its coefficients."""
+        drawn = [name for name in self.names if self._found.drawn[name]]
+        return pd.DataFrame(
+            {
+                "column": drawn,
+                "kind": [self._found.kinds[name] for name in drawn],
+                "missing": [self._found.missing[name] for name in drawn],
+                "drawn": [self._found.drawn[name] for name in drawn],
+                "rhat": [self._rhat(name) for name in drawn],
+            }
+        )
+
+    def _rhat(self, column: str) -> float:
+        """Largest R-hat of the coefficients of a column in the second half of the iterations; NaN for few."""
+        late = self.trace[
+            (self.trace["column"] == column) & (self.trace["iteration"] >= self._found.iterations // 2)
+        ]
+        n = late["iteration"].nunique()
+        if n < LEAST_ITERATIONS:
+            return float("nan")
+        of_chain = late.groupby(["term", "chain"])["estimate"]
+        within = of_chain.var(ddof=1).groupby("term").mean()
+        between = of_chain.mean().groupby("term").var(ddof=1)
+        return float(np.sqrt((n - 1) / n + between / within).max())
+
+    def __repr__(self) -> str:
+        return f"<Imputations: {self.m} tables of {self.nobs:,} rows at the sites; see .summary()>"
+
+    def _glance(self) -> Mapping[str, Any]:
+        return {
+            "imputations": self.m,
+            "nobs": self.nobs,
+            "columns": len(self.names),
+            "iterations": self._found.iterations,
+            "drawn": sum(self._found.drawn.values()),
+        }
+
+    def _sheets(self) -> Iterable[Sheet]:
+        rows = tuple(
+            (one.column, one.kind, f"{one.missing:,}", f"{one.drawn:,}", number(one.rhat))
+            for one in self.tidy().itertuples()
+        )
+        title = f"{self.m} imputed tables of {self.nobs:,} rows"
+        return [
+            Sheet(("column", "kind", "missing", "drawn", "R-hat"), rows, "llrrr", (40, 12, 12, 12, 12), title)
+        ]
+
+    def _summary_notes(self) -> Iterator[Note]:
+        for one in self.tidy().itertuples():
+            if one.rhat > MIXED:
+                yield ROW_NOTES.note("not_mixed", column=one.column, rhat=one.rhat)
+        if self._found.few:
+            yield ROW_NOTES.note("few_cells", columns=", ".join(self._found.few))
+        numbers = "predictive mean matching" if self._course.matched else "linear regression"
+        yield ROW_NOTES.note("chained", iterations=self._found.iterations, chains=self.m, numbers=numbers)
+        yield ROW_NOTES.note("at_sites")

@@ -70,9 +70,9 @@ def test_the_same_fit_to_the_bit(federation, here, formula, masked):
 def test_imputed_cells_stay_at_the_sites(federation):
     """An analyst fits over imputed tables, and has none of them."""
     there = fs.ClientPartition.connect(federation["study"])
-    imputations = fs.impute(there, "num ~ age + chol + thalach", m=2, iterations=1, seed=1)
-    pooled = imputations.fit(lambda p: fs.FederatedOLS.from_formula("num ~ age + chol + thalach", p).fit())
-    assert pooled.params.size == 4 and (pooled.fmi > 0.0).any()
+    imputations = fs.impute(there, "num ~ age + chol", m=2, iterations=1, seed=1)
+    pooled = imputations.fit(lambda p: fs.FederatedOLS.from_formula("num ~ age + chol", p).fit())
+    assert pooled.params.size == 3 and (pooled.fmi > 0.0).any()
     entries = imputations.ledger.entries
     drawn = [one for one in entries if one.step == "draw_cells" and one.receiver == "coordinator"]
     assert {one.array for one in drawn} == {"drawn"} and all(one.shape == () for one in drawn)

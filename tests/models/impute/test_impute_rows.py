@@ -15,7 +15,7 @@ import fedstat as fs
 from fedstat.errors import DesignError, MessageError, ModelError, PolicyError
 from fedstat.federation.design.imputed_cells import MOST_IMPUTATIONS
 from fedstat.federation.message import Request, pack_request, unpack_reply
-from fedstat.models.impute.row_steps import _generator
+from fedstat.models.impute.steps import _generator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SITES = ("A", "B", "C")
