@@ -367,26 +367,22 @@ class ProductRows:
     constant: Bools
 
 
-def product_rows(X: Floats) -> ProductRows:
-    """Count the rows behind every product of two columns, (n, q), and find the largest share of one row."""
-    n, q = X.shape
-    counts, largest = np.full((q, q), n, dtype=np.int64), np.zeros(q)
+def product_rows(columns: Floats) -> ProductRows:
+    """Count the rows behind every product of two columns, (q, n), and find the largest share of one row."""
+    q, n = columns.shape
+    counts = np.full((q, q), n, dtype=np.int64)
     blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, n, BLOCK_ROWS)]
-    zero = np.zeros(q, dtype=np.bool_)
-    for block in blocks:
-        A = np.abs(X[block])
-        np.maximum(largest, A.max(axis=0, initial=0.0), out=largest)
-        zero |= A.min(axis=0, initial=np.inf) == 0.0
+    largest = np.maximum(columns.max(axis=1, initial=0.0), -columns.min(axis=1, initial=0.0))
+    zero = np.array([np.count_nonzero(column) < n for column in columns], dtype=np.bool_)
     if zero.any():
-        Z = X[:, zero] != 0.0
-        both = sum(((part := Z[block].astype(np.float32)).T @ part).astype(np.int64) for block in blocks)
-        counts[np.ix_(zero, zero)] = both
+        Z = (columns[zero] != 0.0).astype(np.float32)
+        counts[np.ix_(zero, zero)] = sum((Z[:, block] @ Z[:, block].T).astype(np.int64) for block in blocks)
         counts[~zero] = np.diag(counts)
         counts[:, ~zero] = np.diag(counts)[:, None]
     # Sums over some rows are at most those over all, and mostly show that no share is large.
     for some in (blocks[:1], blocks):
         with np.errstate(all="ignore"):
-            sums = sum(((A := np.abs(X[block])).T @ A for block in some), np.zeros((q, q)))
+            sums = sum(((A := np.abs(columns[:, block])) @ A.T for block in some), np.zeros((q, q)))
             bound = np.outer(largest, largest) / sums
         if (bound <= MAX_ROW_SHARE).all():
             break
@@ -395,13 +391,14 @@ def product_rows(X: Floats) -> ProductRows:
     i, j = np.nonzero(np.triu(~(bound <= MAX_ROW_SHARE) & (counts > 0)))
     if len(i):
         with np.errstate(all="ignore"):
-            found = np.max([np.abs(X[block][:, i] * X[block][:, j]).max(axis=0) for block in blocks], axis=0)
+            pairs = (columns[i, block] * columns[j, block] for block in blocks)
+            found = np.max([np.abs(pair).max(axis=1) for pair in pairs], axis=0)
             shares[i, j] = shares[j, i] = np.nan_to_num(found / sums[i, j], nan=1.0)
     partly = zero & (np.diag(counts) > 0)
     constant = np.zeros(q, dtype=np.bool_)
     for k in np.flatnonzero(partly).tolist():
-        values = X[X[:, k] != 0.0, k]
-        constant[k] = (values == values[0]).all()
+        of_one_value = max(np.count_nonzero(columns[k] == value) for value in (largest[k], -largest[k]))
+        constant[k] = of_one_value == counts[k, k]
     return ProductRows(counts, shares, partly, constant)
 
 
@@ -468,18 +465,20 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     if data.policy.products == "any" or few < 1:
         return
     parts = [*fact.chunks()]
-    X = _with_indicators(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    if not len(X):
+    # By column, as everything below reads them.
+    columns = np.array([np.concatenate(several) for several in zip(*(part.T for part in parts), strict=True)])
+    if not columns.size:
         return
-    code = np.zeros(len(X), dtype=np.int64) if fact.code is None else fact.code
+    _code_indicators(columns)
+    n = columns.shape[1]
+    code = np.zeros(n, dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
-    weighted = X if fact.weights is None else X * np.sqrt(fact.weights)[:, None]
+    weighted = columns if fact.weights is None else columns * np.sqrt(fact.weights)
     for group in groups:
-        check_product_rows(
-            data, fact.names, product_rows(weighted if len(groups) == 1 else weighted[code == group])
-        )
-    if fact.rows is not None and len(fact.rows) == len(X):  # in a dry run the rows are no rows of a table
-        check_sums(data, lambda made: summed_products(made, fact, X, code), COLUMNS_REMEDY)
+        inside = weighted if len(groups) == 1 else weighted[:, code == group]
+        check_product_rows(data, fact.names, product_rows(inside))
+    if fact.rows is not None and len(fact.rows) == n:  # in a dry run the rows are no rows of a table
+        check_sums(data, lambda made: summed_products(made, fact, columns, code), COLUMNS_REMEDY)
 
 
 COLUMNS_REMEDY = "Use the columns of an earlier fit, merge levels, or leave a term out"
@@ -579,45 +578,45 @@ def require_rows(
     )
 
 
-def summed_products(made: Expressions, fact: SummedProducts, X: Floats, code: Ints) -> Expressed:
-    """Express the products of every two columns (n, q) and of each with one, by group and with weights."""
+def summed_products(made: Expressions, fact: SummedProducts, columns: Floats, code: Ints) -> Expressed:
+    """Express the products of every two columns (q, n) and of each with one, by group and with weights."""
     assert fact.rows is not None
     summed = np.array(fact.summed or [True] * len(fact.names), dtype=bool)
-    X = X if summed.all() else X[:, summed]
-    rows, ones = fact.rows, np.ones(len(X))
+    columns = columns if summed.all() else columns[summed]
+    rows, ones = fact.rows, np.ones(columns.shape[1])
     every = len(rows) == made.n and bool((np.diff(rows) == 1).all())
 
     def in_table(values: Floats) -> Floats:
         if every:
-            return np.ascontiguousarray(values)
+            return values
         column = np.zeros(made.n)
         column[rows] = values
         return column
 
-    columns = [made.of(in_table(column)) for column in (ones, *X.T)]
-    weight = columns[0] if fact.weights is None else made.of(in_table(fact.weights))
+    made_of = [made.of(in_table(column)) for column in (ones, *columns)]
+    weight = made_of[0] if fact.weights is None else made.of(in_table(fact.weights))
     names = [ROWS_OF_TABLE, *(repr(name) for name, kept in zip(fact.names, summed, strict=True) if kept)]
-    leveled = [all(not a for _, a in one) for one in columns]
+    leveled = [all(not a for _, a in one) for one in made_of]
     groups, by_group = np.unique(code[code >= 0]), [ONE]
     if len(groups) > 1 or (code < 0).any():
         within = np.full(made.n, -1)
         within[fact.rows] = code
         by_group = [made.rows(within == group) for group in groups]
-    pairs = [(0, j) for j in range(len(columns))]
+    pairs = [(0, j) for j in range(len(made_of))]
     if fact.multiplied:
-        several = combinations_with_replacement(range(1, len(columns)), 2)
+        several = combinations_with_replacement(range(1, len(made_of)), 2)
         many = sum(leveled) ** 2 * len(groups) > 2 * MOST_PRODUCTS
         pairs += [(i, j) for i, j in several if not (many and leveled[i] and leveled[j])]
-    levels = [j for j in range(1, len(columns)) if made.is_indicator(columns[j])]
+    levels = [j for j in range(1, len(made_of)) if made.is_indicator(made_of[j])]
     if fact.weights is not None or len(by_group) > 1:
         levels = []
     sums, of_levels, of_two = (list[tuple[Polynomial, str]]() for _ in range(3))
-    weighted = [[made.product(column, weight, group) for group in by_group] for column in columns]
+    weighted = [[made.product(column, weight, group) for group in by_group] for column in made_of]
     for i, j in pairs:
         counts = not j or (j in levels and (not i or (i in levels and i != j)))
         chosen = sums if not counts else of_two if i else of_levels
         name = names[j] if i in (0, j) else f"{names[i]} and {names[j]}"
-        chosen += [(made.product(columns[i], one), name) for one in weighted[j]]
+        chosen += [(made.product(made_of[i], one), name) for one in weighted[j]]
     return Expressed(sums, of_levels, of_two)
 
 
@@ -628,13 +627,11 @@ def summed_groups(made: Expressions, code: Ints, name: str) -> Expressed:
     return Expressed([(made.rows(code == group), name) for group in groups if not many])
 
 
-def _with_indicators(X: Floats) -> Floats:
-    """Replace columns of two values, (n, q), by indicators of the larger one, in whatever coding."""
-    two = [j for j in range(X.shape[1]) if _has_values(X[:, j], 2) and (X[:, j] != 0.0).all()]
-    if two:
-        X = X.copy()
-        X[:, two] = X[:, two] == X[:, two].max(axis=0)
-    return X
+def _code_indicators(columns: Floats) -> None:
+    """Replace columns of two values, (q, n), by indicators of the larger one, in whatever coding."""
+    for column in columns:
+        if _has_values(column, 2) and (column != 0.0).all():
+            column[:] = column == column.max()
 
 
 def _has_values(x: Floats, count: int) -> bool:

@@ -29,7 +29,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeAlias
@@ -278,6 +278,7 @@ class Expressions:
     def __init__(self, spaces: WeightSpaces) -> None:
         self.spaces = spaces
         self.n = spaces.n_rows
+        self._every = np.arange(self.n)
         self._patterns = [*spaces.patterns]
         self._atoms: list[Array] = [*spaces.atoms]
         self._place = {one.digest: j for j, one in reversed([*enumerate(spaces.patterns)])}
@@ -287,15 +288,15 @@ class Expressions:
         """Return a column, zero in rows without a part in the sums, as a polynomial."""
         if len(x) < self.n:  # rows that are gone come last, and are in no sum any more
             x = np.concatenate([x, np.zeros(self.n - len(x))])
-        rows = np.flatnonzero(x)
-        if not len(rows):
+        size = float(max(x.max(initial=0.0), -x.min(initial=0.0)))
+        if not size:
             return {}
-        size = float(np.abs(x).max())
         if not SMALLEST < size < LARGEST:  # a unit, which no combination depends on
             x = np.ldexp(x, -int(np.frexp(size)[1]))
         pattern = pattern_of_few_values(x)
         if pattern is not None:
             return {((self._place_of(pattern),), ()): 1.0}
+        rows = self._every if np.count_nonzero(x) == self.n else np.flatnonzero(x)
         found = self._match(x, rows)
         if found is None:
             return self._new(x, rows)
@@ -388,9 +389,9 @@ class Expressions:
         if counts.max() > 1 and (x == common).sum() >= EXPLAINED * len(rows):
             out[((self._rows(x == common),), ())] = common
             x = np.where(x == common, 0.0, x)
-        place = len(self._atoms)
-        self._atoms.append(np.where(x != 0.0, x, np.nan))
-        out[((self._rows(x != 0.0),), (place,))] = 1.0
+        place, there = len(self._atoms), x != 0.0
+        self._atoms.append(x if there.all() else np.where(there, x, np.nan))
+        out[((self._rows(there),), (place,))] = 1.0
         return out
 
     def _match(
@@ -597,9 +598,14 @@ def find_isolated(
     Combinations of earlier sums do not count, and combinations of the `tolerated` sums do not. Sums of
     `cleared` quantities reveal nothing; see :func:`find_cleared`.
     """
-    for members in _components_to_judge(spaces.sums, first):
+    judged: set[object] = set()
+    for members in _components(spaces.sums, first):
         if next(iter(spaces.sums[members[0]]))[1] in cleared:
             continue
+        key = _shape(spaces.sums, members, first)
+        if key in judged:  # one component for several of the same shape
+            continue
+        judged.add(key)
         weights = ComponentWeights.of(spaces, members, few, persons)
         if weights is None or weights.have_small_shares():
             continue
@@ -623,16 +629,6 @@ def find_cleared(spaces: WeightSpaces, first: int, few: int, persons: Ints | Non
         if judged[key]:
             cleared.update(a for k in members for _, a in spaces.sums[k])
     return cleared
-
-
-def _components_to_judge(sums: Sequence[Polynomial], first: int) -> Iterator[list[int]]:
-    """Yield the places of sums that share quantities, one component for several of the same shape."""
-    judged: set[object] = set()
-    for members in _components(sums, first):
-        key = _shape(sums, members, first)
-        if key not in judged:
-            judged.add(key)
-            yield members
 
 
 def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
@@ -660,6 +656,9 @@ def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object
 
     Counts, the quantity of no atoms, are judged by other rules and keep their name.
     """
+    if len(members) == len(sums[members[0]]) == 1:  # most quantities are summed once
+        (((p, a), value),) = sums[members[0]].items()
+        return p, value, not a
     names: dict[tuple[int, ...], int] = {(): 0}
     parts = [
         (

@@ -51,7 +51,7 @@ def random_columns(n=N_ROWS, q=9, seed=3):
 def test_counts_and_shares_are_those_of_the_products(n):
     X = random_columns(n)
     X[5, 3:5] = 1e4
-    found = product_rows(X)
+    found = product_rows(X.T)
     for i, j in combinations(range(X.shape[1]), 2):
         product = np.abs(X[:, i] * X[:, j])
         assert found.counts[i, j] == found.counts[j, i] == (product > 0.0).sum()
