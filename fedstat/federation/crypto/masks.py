@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import ClassVar
@@ -54,6 +55,10 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # *Bytes.* Names and 64 bytes of every site go to each, 0.1 kB per site, and some 0.5 kB of each neighbor.
 
 
+FEW_SESSIONS = 4
+"""Sessions at a time for which sites in one process share what all of them compute from public keys."""
+
+
 def neighbor_reach(n_sites: int) -> int:
     """Neighbors on either side of a site."""
     return math.ceil(1.5 * math.log2(max(n_sites, 2)))
@@ -78,8 +83,17 @@ def neighbors_of(keys: Mapping[str, bytes], session: str, site: str) -> tuple[st
 
 def _ring(keys: Mapping[str, bytes], session: str) -> list[str]:
     parts = [part for name in sorted(keys) for part in (name, keys[name])]
-    seed = hashlib.sha256(encode_parts("fedstat ring 1", session, *parts)).digest()
-    return sorted(keys, key=lambda name: hashlib.sha256(seed + name.encode()).digest())
+    return list(
+        _shuffled(
+            hashlib.sha256(encode_parts("fedstat ring 1", session, *parts)).digest(), tuple(sorted(keys))
+        )
+    )
+
+
+@lru_cache(FEW_SESSIONS)
+def _shuffled(seed: bytes, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Order names by a seed; sites in one process all need the same order."""
+    return tuple(sorted(names, key=lambda name: hashlib.sha256(seed + name.encode()).digest()))
 
 
 def _adjacent(ring: Sequence[str], at: int) -> tuple[str, ...]:
@@ -157,7 +171,8 @@ class NeighborAgreement(KeyAgreement):
         fresh = self._open()
         if keys.keys() != set(self.sites):
             raise SecurityError(f"{self.site}: expected the keys of the sites that it signed a list of")
-        other = [n for n in self.sites if _commitment(self.session, n, keys[n]) != self._committed[n]]
+        shown, said = (tuple(words[name] for name in self.sites) for words in (keys, self._committed))
+        other = _not_committed(self.session, self.sites, shown, said)
         if other:
             raise SecurityError(
                 f"{self.site}: not the key that was said before any was shown: {', '.join(other)}"
@@ -175,6 +190,15 @@ class NeighborAgreement(KeyAgreement):
         shared = {name: self._exchange(fresh, name, keys[name]) for name in near}
         self._close()
         return PairKeys(self.site, self.session, transcript, shared, self.sites)
+
+
+@lru_cache(FEW_SESSIONS)
+def _not_committed(
+    session: str, sites: tuple[str, ...], shown: tuple[bytes, ...], said: tuple[bytes, ...]
+) -> list[str]:
+    """Return the sites whose key is not the one that they said; sites in one process all ask the same."""
+    triples = zip(sites, shown, said, strict=True)
+    return [name for name, key, committed in triples if _commitment(session, name, key) != committed]
 
 
 def _commitment(session: str, site: str, key: bytes) -> bytes:
