@@ -163,8 +163,9 @@ def compare_site_counts(sites: Sequence[SiteReleaseCounts], at: str | None) -> l
                 sum(one.unknowns for one in others),
             )
         )
+    unknowns = sum(one.unknowns for one in sites)
     for one in others if len(sites) > 1 else ():  # with one site there are no others
-        known = sum(other.unknowns for other in sites if other is not one)
+        known = unknowns - one.unknowns
         lines.append(Exposure("the others", one.site, one.received, one.earlier_received, known))
     return lines
 

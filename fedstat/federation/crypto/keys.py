@@ -7,6 +7,7 @@ import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -420,6 +421,7 @@ class PairKeys:
         return HKDF(SHA256(), length, self._transcript, info).derive(self._shared[peer])
 
 
+@lru_cache(4096)
 def normalize_fingerprint(fingerprint: str) -> str:
     """Digits of a fingerprint alone, without the spaces, colons and capitals that people write."""
     return "".join(fingerprint.replace(":", "").split()).lower()

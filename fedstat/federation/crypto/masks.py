@@ -81,13 +81,16 @@ def neighbors_of(keys: Mapping[str, bytes], session: str, site: str) -> tuple[st
     return _adjacent(ring, ring.index(site))
 
 
-def _ring(keys: Mapping[str, bytes], session: str) -> list[str]:
-    parts = [part for name in sorted(keys) for part in (name, keys[name])]
-    return list(
-        _shuffled(
-            hashlib.sha256(encode_parts("fedstat ring 1", session, *parts)).digest(), tuple(sorted(keys))
-        )
-    )
+def _ring(keys: Mapping[str, bytes], session: str) -> Sequence[str]:
+    names = tuple(sorted(keys))
+    return _shuffled(_digest("fedstat ring 1", session, names, tuple(keys[name] for name in names)), names)
+
+
+@lru_cache(FEW_SESSIONS)
+def _digest(label: str, session: str, *columns: tuple[str | bytes, ...]) -> bytes:
+    """Digest what is known of all sites, (K,) each."""
+    parts = [part for row in zip(*columns, strict=True) for part in row]
+    return hashlib.sha256(encode_parts(label, session, *parts)).digest()
 
 
 @lru_cache(FEW_SESSIONS)
@@ -152,8 +155,8 @@ class NeighborAgreement(KeyAgreement):
         if len(set(digests.values())) < len(digests):
             raise SecurityError(f"{self.site}: two sites have the same key; they count as one site")
         self.sites = tuple(sorted(committed))
-        parts = [part for name in self.sites for part in (name, digests[name], committed[name])]
-        self._roster = hashlib.sha256(encode_parts("fedstat many sites 1", self.session, *parts)).digest()
+        known = (tuple(words[name] for name in self.sites) for words in (digests, committed))
+        self._roster = _digest("fedstat many sites 1", self.session, self.sites, *known)
         self._committed, self._digests = dict(committed), digests
         return self.announce()
 
@@ -185,8 +188,8 @@ class NeighborAgreement(KeyAgreement):
         for name in near:
             if self._verified(name, announcements[name]) != keys[name]:
                 raise SecurityError(f"{self.site}: the announcement of '{name}' has another key than is said")
-        parts = [part for n in self.sites for part in (n, self._digests[n], keys[n])]
-        transcript = hashlib.sha256(encode_parts("fedstat transcript 1", self.session, *parts)).digest()
+        known = tuple(self._digests[name] for name in self.sites), shown
+        transcript = _digest("fedstat transcript 1", self.session, self.sites, *known)
         shared = {name: self._exchange(fresh, name, keys[name]) for name in near}
         self._close()
         return PairKeys(self.site, self.session, transcript, shared, self.sites)
