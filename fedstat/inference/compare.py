@@ -15,7 +15,7 @@ from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.plots import plot_models
 from fedstat.inference.summary import blank_repeats, critical_notes
 from fedstat.inference.tables import Sheet, SheetSummary, exponentials, human_bytes, number
-from fedstat.spline_names import canonical_name, count_from_zero
+from fedstat.spline_names import canonical_name, count_from_zero, short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Comparison(SheetSummary):
             )
             super().__init__([_sheet(body, heads, widths, 1)], notes, headlines)
             return
+        tables[0][1] = list(short_names(tables[0][1].tolist()))
         # Coefficients and figures are two sheets of one width, so that their columns are aligned.
         longest = [max(map(len, [*tables[0][i], *tables[1][i], head])) for i, head in enumerate(heads)]
         widths = tuple(min(length, WIDEST) for length in longest)
