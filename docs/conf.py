@@ -53,6 +53,7 @@ html_title = "fedstat"
 html_static_path = ["_static"]
 html_css_files = ["fedstat.css"]
 html_js_files = ["copy.js"]
+html_search_scorer = str(Path(__file__).parent / "scorer.js")
 toc_object_entries_show_parents = "hide"
 html_show_sourcelink = False
 html_copy_source = False
