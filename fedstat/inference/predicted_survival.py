@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import WIDTH, DerivedReport
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.summary import DerivedReport
+from fedstat.inference.tables import WIDTH, Sheet, number
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class PredictedSurvival(DerivedReport):
         for place, (label, part) in enumerate(self._table.groupby("row", sort=False)):
             x, color = np.append(0.0, part["time"]), COLORS[place % len(COLORS)]
             curve, low, high = (np.append(1.0, part[name]) for name in ("survival", "conf_low", "conf_high"))
-            style = {"drawstyle": "steps-post"} if self._steps else {}
+            style: Any = {"drawstyle": "steps-post"} if self._steps else {}
             ax.plot(x, curve, color=color, linewidth=1.6, label=str(label), **style)
-            band = {"step": "post"} if self._steps else {}
+            band: Any = {"step": "post"} if self._steps else {}
             ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0.0, **band)
         ax.set_ylim(0.0, 1.02)
         ax.set_xlim(0.0, float(self._table["time"].max()) * 1.02)

@@ -165,7 +165,7 @@ def _wanted(response: ResponseFunctions, what: str, variables: Variables) -> dic
     """Return what is asked of each variable, None for the default."""
     if variables is None:
         if not response.variables:
-            raise ModelError(f"{what}: the model has none to compare; predictions() has the mean of its rows")
+            raise ModelError(f"{what}: the model has no columns")
         return dict.fromkeys(response.variables)
     if isinstance(variables, str):
         variables = [variables]

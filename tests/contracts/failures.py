@@ -302,6 +302,14 @@ FAILURES = [
     Failure("FederatedCox", "Surv(time, e) ~ 1", clean),
     Failure("FederatedCox", PATIENTS, clean, {}, {"baseline": "common"}),
     Failure("FederatedCox", PATIENTS, clean, {}, {"grid": 3, "until": 30}),
+    Failure("FederatedAFT", "Surv(time, e) ~ x + strata(m)", clean),
+    Failure(
+        "FederatedAFT",
+        PATIENTS,
+        clean,
+        {"distribution": "lognormal"},
+        then=lambda fit: fit.hazard_ratios(),
+    ),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 3}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 100, "until": 30}),
@@ -855,6 +863,9 @@ FAILURES += [
     Wrong("fit.means('m')", of_result("GLORE", "e ~ x + C(m) + I(y ** 2)")),
     Wrong("fit.predictions(at='mean')", of_result("FederatedCox", PATIENTS)),
     Wrong("fit.comparisons('x', times=[12])", of_result("FederatedCox", PATIENTS)),
+    Wrong(
+        "fit.survival_function(rows)", lambda: of_result("FederatedCox", PATIENTS)() | {"rows": {"x": [0.5]}}
+    ),
     Wrong("fit.predictions()", of_result("VFEMRegression", EVERY, nowhere_complete)),
     Wrong("fit.comparisons('x')", of_result("VFEMRegression", "y ~ I(x ** 2) + z", missing)),
     Wrong("fit.slopes('x')", of_result("VFEMRegression", "y ~ I(x ** 2) + z", missing)),

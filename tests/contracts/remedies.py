@@ -262,6 +262,13 @@ SITUATIONS = [
         lambda: by_site(patients().assign(g=lambda t: t["site"])),
         arguments={"cov_type": "cluster", "cov_kwds": {"correction": "CR0"}},
     ),
+    Situation(
+        "few_clusters",
+        "FederatedAFT",
+        "Surv(t, e) ~ x + cluster(g)",
+        lambda: by_site(patients().assign(g=lambda t: t["site"])),
+        arguments={"cov_type": "cluster", "cov_kwds": {"correction": "CR0"}},
+    ),
     Situation("few_clusters", "FederatedGEE", "y ~ x", by_site, {"groups": "g"}, {"cov_type": "robust"}),
     Situation(
         "few_clusters",

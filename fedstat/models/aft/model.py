@@ -108,7 +108,7 @@ class FederatedAFT(HorizontalModel):
             raise FormulaError(
                 f"formula: strata({first}) is for FederatedCox; all rows of this model have one sigma",
                 remedy=Remedy(
-                    "from_formula('Surv(months, died) ~ C({column})', ...).fit()",
+                    "from_formula(formula.replace('strata(', 'C('), ...).fit()",
                     "Give levels different constants with C({column})",
                 ).filled(column=first),
             )

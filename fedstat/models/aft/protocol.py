@@ -157,7 +157,7 @@ def open_at(session: RowsSession, fit: AFTFit) -> FitProtocol[Mapping[str, Array
     K = len(session.sites)
     replies = yield session.opening() + session.request_all("start", {}, to_json(fit.request))
     design = session.opened(replies[: 2 * K])
-    gamma = np.linalg.solve(moved(fit.map, to_units(design)), fit.params)
+    gamma = np.asarray(np.linalg.solve(moved(fit.map, to_units(design)), fit.params))
     point = standardized_point(design, gamma)
     yield session.request_all("sum_scores", point)
     return point

@@ -17,8 +17,7 @@ from fedstat.inference.effects import Means
 from fedstat.inference.estimate import INTERCEPT, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival
-from fedstat.inference.summary import WIDTH
-from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
+from fedstat.inference.tables import WIDTH, Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
 from fedstat.models.aft.steps import FAMILY, TimesRequest, time_jet
 from fedstat.models.checks import HeldRows, check_choice, check_level

@@ -87,7 +87,7 @@ class PredictorFit:
     @property
     def masked_parts(self) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked, in the units of the data."""
-        return self.total.masked_parts(np.linalg.inv(self.back), self.apart)
+        return self.total.masked_parts(np.asarray(np.linalg.inv(self.back)), self.apart)
 
 
 def own_predictor_fit(places: Floats, intercept: bool, site: int, reply: Reply) -> OwnEstimate:

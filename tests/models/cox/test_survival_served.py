@@ -43,6 +43,19 @@ def test_cox_regression_is_that_of_one_process_to_the_bit(both):
     assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
 
 
+def test_times_are_those_of_one_process_to_the_bit(both):
+    models = [
+        fs.FederatedAFT.from_formula("Surv(months, died) ~ age + C(arm)", one, distribution="loglogistic")
+        for one in both
+    ]
+    assert models[0].explain().passes
+    theirs, ours = (model.fit(cov_type="robust") for model in models)
+    np.testing.assert_array_equal(theirs.params, ours.params)
+    np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
+    means = [fit.predictions(times=[12, 24]).tidy() for fit in (theirs, ours)]
+    pd.testing.assert_frame_equal(*means, check_exact=True)
+
+
 def test_a_common_baseline_and_scores_are_those_of_one_process_to_the_bit(both):
     models = [fs.FederatedCox.from_formula("Surv(months, died) ~ age + strata(arm)", one) for one in both]
     given = {"baseline": "common", "grid": 6, "until": 48, "ties": "breslow", "cov_type": "robust"}
