@@ -314,7 +314,13 @@ def test_forged_text_is_refused_where_it_is_computed(
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("text", ["y ~ x + (1|site)", "y ~ x | site", "~ (1 | site)"])
+@pytest.mark.parametrize("text", ["y ~ x | site", "y ~ x | site + `my ward`", "y ~ x | site^x"])
+def test_absorbed_groups_are_referred_to_models_that_have_groups(text):
+    with pytest.raises(FormulaError, match=r"not absorbed.*C\(ward\).*FederatedMixed.*strata"):
+        parse_pooled_formula(text, ["y", "x", "site", "my ward"])
+
+
+@pytest.mark.parametrize("text", ["y ~ x + (1|site)", "y ~ x | 1 / site", "~ (1 | site)"])
 def test_random_effects_are_referred_to_the_model_that_has_them(text):
     with pytest.raises(FormulaError, match=r"random effects are for FederatedMixed.*\(1 \| site\)"):
         if text.startswith("~"):

@@ -35,12 +35,19 @@ _RANDOM_EFFECTS = (
     "random effects are for FederatedMixed, in parentheses of their own, as in 'y ~ x + (1 + x | patient) + "
     "(1 | site)'"
 )
+_ABSORBED = (
+    "groups are not absorbed, as pyfixest does with 'y ~ x | ward'. C(ward) has a constant for each level, "
+    "if all have enough rows. Random effects of small groups are for FederatedMixed, as in "
+    "'y ~ x + (1 | ward)', and strata(ward) for FederatedCox"
+)
 _TOKEN = re.compile(
     r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\()
              | (?P<labels>(?:strata|cluster)\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
              | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*/^().]) )""",
     re.VERBOSE,
 )
+_NAME = r"\s*(?:[^\W\d][\w.]*|`[^`]+`)\s*"
+_COLUMNS = re.compile(rf"{_NAME}(?:[+^]{_NAME})*")
 _QUOTED_OR_BAR = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]|\|\|?")
 _QUOTED_OR_PARENTHESIS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]")
 
@@ -187,7 +194,9 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             rest = text[position:].lstrip()
-            remedy = _RANDOM_EFFECTS if rest[0] == "|" else _OPERATORS
+            remedy = _OPERATORS
+            if rest[0] == "|":
+                remedy = _ABSORBED if _COLUMNS.fullmatch(rest[1:]) else _RANDOM_EFFECTS
             raise refuse_formula(f"{rest[0]!r}", rest, remedy)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
         if token == "(" and _has_bar(text[position : (end := _closing(text, position)) - 1]):
