@@ -35,6 +35,8 @@ class ImputedCells:
     """Drawn cells of all chains: by column the rows (k,), and the values of each chain (k,)."""
 
     n_rows: int
+    columns: tuple[str, ...]
+    chains: int
     rows: dict[str, Ints]
     values: dict[str, list[Any]] = field(default_factory=dict)
     draws: int = 0

@@ -13,6 +13,7 @@ from fedstat import codec
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.facts import column_facts
+from fedstat.federation.design.formula.syntax_tree import Column
 from fedstat.federation.design.imputed_cells import (
     MOST_IMPUTATIONS,
     ImputedCells,
@@ -99,7 +100,7 @@ def begin_imputation(
     for name in request.columns:
         count = int(lacking[name].sum())
         state.report(LevelRowCounts(f"missing cells of '{name}'", [0 if name in few else count]))
-    cells = ImputedCells(len(frame), rows)
+    cells = ImputedCells(len(frame), request.columns, request.chains, rows)
     kinds = {name: _kind(series[name], lacking[name].to_numpy(), name, data.name) for name in series}
     for name, places in rows.items():
         rng = _generator(data, request.seed, name, 0)
@@ -176,19 +177,46 @@ def draw_cells(
     """Draw the missing cells of a column in all chains; nothing but the number of draws is returned."""
     table = ImputedTable(request.token, 0, request.draws)
     cells = imputed_cells(data.imputations, data.name, table, data.table.n_rows)
+    question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
+    state.report(*question.requested())
+    _check_model(data, question, cells, request)
+    if not len(beta) == len(estimate) == len(sigma) == cells.chains or beta.shape != estimate.shape:
+        raise MessageError(f"{data.name}: expected coefficients and deviations of {cells.chains} chains")
     places = cells.rows.get(request.column, np.zeros(0, dtype=np.int64))
     if len(places):
+        predictors = Predictors(data, question, spec)
         drawn = [
-            _draw_chain(data, cells, request, chain, beta[chain], estimate[chain], float(sigma[chain]))
-            for chain in range(len(cells.values[request.column]))
+            _draw_chain(predictors, cells, request, chain, beta[chain], estimate[chain], float(sigma[chain]))
+            for chain in range(cells.chains)
         ]
         cells.values[request.column] = drawn
     cells.draws += 1
     return {"drawn": np.array(float(cells.draws))}
 
 
+def _check_model(data: SiteData, question: RowsRequest, cells: ImputedCells, request: DrawRequest) -> None:
+    """Require a model of the columns as they stand: functions of them could single out rows."""
+    plain = all(isinstance(f.tree, Column) for term in question.read_every_term() for f in term)
+    read = {*question.columns, *question.response_columns, request.column}
+    if not plain or not read <= set(cells.columns) or request.column in question.columns or question.imputed:
+        raise MessageError(f"{data.name}: a column is imputed from the other columns as they stand")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictors:
+    """The model of a column at a site: its data, and how the other columns are coded."""
+
+    data: SiteData
+    question: RowsRequest
+    spec: BlockSpec
+
+    def code(self, frame: pd.DataFrame) -> Floats:
+        """Return the design of rows, (k, q)."""
+        return design_matrix(frame, self.question, self.spec, self.data.name).X
+
+
 def _draw_chain(
-    data: SiteData,
+    model: Predictors,
     cells: ImputedCells,
     request: DrawRequest,
     chain: int,
@@ -196,12 +224,12 @@ def _draw_chain(
     estimate: Floats,
     sigma: Floats,
 ) -> Array:
-    question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
-    frame = _whole(data, (*spec.columns, request.column))
+    data, columns = model.data, (*model.spec.columns, request.column)
+    frame = _whole(data, columns)
     filled = cells.fill(frame, ImputedTable(request.token, chain, request.draws, request.column))
     places, rng = cells.rows[request.column], _generator(data, request.seed, request.column, cells.draws + 1)
     rng = rng.spawn(chain + 1)[chain]
-    X = design_matrix(filled.iloc[places], question, spec, data.name).X
+    X = model.code(filled.iloc[places])
     if len(beta) % X.shape[1]:
         raise MessageError(f"{data.name}: expected {X.shape[1]} coefficients for each equation")
     if request.kind == "category":
@@ -209,13 +237,13 @@ def _draw_chain(
         eta = np.column_stack([np.zeros(len(X)), X @ B.T])
         # The largest of independent Gumbel variables around the predictors: a draw of the category.
         chosen = (eta + rng.gumbel(size=eta.shape)).argmax(axis=1)
-        return np.array(question.categories, dtype=object)[chosen]
+        return np.array(model.question.categories, dtype=object)[chosen]
     if request.kind == "binary":
         return (rng.random(len(X)) < special.expit(X @ beta)).astype(np.float64)
     if request.matched:
-        seen = filled[[*spec.columns, request.column]].notna().all(axis=1).to_numpy()
+        seen = filled[list(columns)].notna().all(axis=1).to_numpy()
         if seen.sum() >= DONORS:
-            own = design_matrix(filled[seen], question, spec, data.name).X @ estimate
+            own = model.code(filled[seen]) @ estimate
             observed = filled.loc[seen, request.column].to_numpy(dtype=np.float64)
             nearest = np.abs(own - (X @ beta)[:, None]).argsort(axis=1)[:, :DONORS]
             return observed[nearest[np.arange(len(X)), rng.integers(0, DONORS, len(X))]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -220,6 +221,53 @@ def test_only_counts_leave_a_site():
             unpack_reply(
                 site.answer(pack_request(Request("A", "impute_rows", "begin_imputation", {}, "s", text)))
             )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"column": "y"},
+        {"column": "z"},
+        {"draws": 9},
+        {"token": "f" * 32},
+        {"question": ("y ~ w", "y ~ np.log(w + 9)")},
+        {"beta": np.zeros((1, 4))},
+        {"beta": np.zeros((2, 3)), "estimate": np.zeros((2, 3))},
+    ],
+)
+def test_forged_draws_are_refused(change):
+    """Functions of columns are no model of a column, nor are those of others."""
+    partition = rows()
+    imputations = fs.impute(partition, FORMULA, m=2, iterations=1, seed=1)
+    site, course = partition.sites["A"], imputations._course
+    fit = fs.FederatedOLS.from_formula("x ~ y + w + z", course.table(0, "x")).fit()
+    agreed = fit.basis.agreement
+    given = {
+        "token": course.token,
+        "column": "x",
+        "draws": course.draws,
+        "seed": 1,
+        "question": replace(agreed.question, imputed=None).to_json(),
+        "spec": agreed.spec.to_json(),
+        "kind": "number",
+        "matched": False,
+    }
+    arrays = {"beta": np.zeros((2, 4)), "estimate": np.zeros((2, 4)), "sigma": np.ones(2)}
+    change = dict(change)
+    if "question" in change:
+        other = fs.FederatedOLS.from_formula("x ~ np.log(w + 9) + y + z", course.table(0, "x")).fit()
+        change["question"] = replace(other.basis.agreement.question, imputed=None).to_json()
+        change["spec"] = other.basis.agreement.spec.to_json()
+    forged = arrays | {name: change.pop(name) for name in ("beta", "estimate") if name in change}
+
+    def send(content, numbers):
+        text = json.dumps(content)
+        request = Request("A", "impute_rows", "draw_cells", numbers, course.session, text)
+        return unpack_reply(site.answer(pack_request(request)))
+
+    with pytest.raises(fs.errors.FedstatError):
+        send({**given, **change}, forged)
+    assert send(given, arrays).arrays["drawn"] == course.draws + 1
 
 
 def test_chains_that_do_not_mix_are_reported():
