@@ -52,8 +52,11 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedstat"
 html_static_path = ["_static"]
 html_css_files = ["fedstat.css"]
-html_js_files = ["copy.js"]
+html_js_files = ["copy.js", "tables.js"]
 html_search_scorer = str(Path(__file__).parent / "scorer.js")
+html_sidebars = {
+    page: [] for page in ("architecture", "arguments", "changes", "contracts", "disclosure", "evidence")
+}
 toc_object_entries_show_parents = "hide"
 html_show_sourcelink = False
 html_copy_source = False
