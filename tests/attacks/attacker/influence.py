@@ -26,7 +26,7 @@ from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import FedstatError
 from fedstat.federation.disclosure.release_history import ReleaseHistory
-from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
+from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import Reply, Request, pack_request, unpack_reply
 from fedstat.typing import Bools, Floats
@@ -39,6 +39,9 @@ ROUNDING = 1e-9
 """Terms below this share of their number are zero."""
 PAIRS = 4
 """Pairs of rows that are left out together, to see which numbers are sums."""
+OVER_GROUPS = ("mixed", "gee")
+"""Families of sums over groups. Where three sites mask them, sites do not examine their own part, and the
+threat statements say so: a sum of few groups at one site is no sum of few groups over all."""
 Numbers = dict[tuple[str, str, int, str], Floats]
 """Numbers by family, step, how often it was requested before in the analysis, and name."""
 Sums = dict[tuple[str, str, int, str], Bools]
@@ -78,7 +81,10 @@ def numbers(requests: list[Request], replies: list[Reply | None]) -> Numbers:
         seen[place] += 1
         if reply is None:
             continue
+        among_sites = request.family in OVER_GROUPS and request.masked is not None
         for name, array in reply.arrays.items():
+            if among_sites and FAMILIES[request.family][request.step].given[name].maskable:
+                continue
             if array.dtype not in (np.uint8, np.bool_):
                 found[*place, seen[place], name] = np.asarray(array, dtype=float).ravel()
         if reply.text:
@@ -264,7 +270,8 @@ def judge(
         draws.append([terms])
     d = sum(int(one.sum()) for positions in kept for one in positions.values())
     examined.sums += d
-    wanted = min(3 + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
+    # A column that is zero but in three rows has as many sums over these as products: more draws than sums.
+    wanted = min(7 + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
     for _ in range(wanted - 1):
         other = structure.fill(rng)
         for passed, of_call in zip(released, draws, strict=True):
