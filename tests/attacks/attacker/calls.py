@@ -135,6 +135,13 @@ def cox(rng: Random) -> Call:
     return model("FederatedCox", f"{left} ~ {terms(rng, 't')}{extra}", given, then)
 
 
+def aft(rng: Random) -> Call:
+    """Accelerated failure times of several distributions."""
+    given = one(rng, (*OWN, {"cov_type": "robust"}))
+    distribution = one(rng, ("weibull", "lognormal", "loglogistic"))
+    return model("FederatedAFT", f"Surv(t, e) ~ {terms(rng, 't')}", given, distribution=distribution)
+
+
 def categories(rng: Random) -> Call:
     """Ordinal and multinomial models."""
     name = one(rng, ("FederatedOrdinal", "FederatedMultinomial"))
@@ -265,6 +272,7 @@ KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "crosstab": (crosstab, ("crosstab",)),
     "corr": (corr, ("corr",)),
     "subset": (subsets, ("FederatedOLS", "GLORE", "FederatedCox", "KaplanMeier", "crosstab", "table_one")),
+    "aft": (aft, ("FederatedAFT",)),
 }
 """How calls of a kind are drawn, and the public names that they use."""
 
