@@ -448,8 +448,11 @@ class HorizontalModel(Explainable):
 
     def _agree(self) -> FitProtocol[RowsSchema]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
-        masks = {"masked": self._masks_wanted, "mask_counts": self._mask_counts}
-        agree = agree_coding if self._assumed else partial(agree_rows, **masks)
+        agree = (
+            agree_coding
+            if self._assumed
+            else partial(agree_rows, masked=self._masks_wanted, mask_counts=self._mask_counts)
+        )
         return (
             yield from agree(
                 self.question,

@@ -288,7 +288,7 @@ class RowImputations(Report):
 
     def tidy(self) -> pd.DataFrame:
         """One row for each imputed column: kind, missing and drawn cells, and R-hat of its coefficients."""
-        drawn = [name for name in self.names if self._found.drawn[name]]
+        drawn = self._drawn
         return pd.DataFrame(
             {
                 "column": drawn,
@@ -298,6 +298,11 @@ class RowImputations(Report):
                 "rhat": [self._rhat(name) for name in drawn],
             }
         )
+
+    @property
+    def _drawn(self) -> list[str]:
+        """Columns with imputed cells."""
+        return [name for name in self.names if self._found.drawn[name]]
 
     def _rhat(self, column: str) -> float:
         """Largest R-hat of the coefficients of a column in the second half of the iterations; NaN for few."""
@@ -325,9 +330,16 @@ class RowImputations(Report):
         }
 
     def _sheets(self) -> Iterable[Sheet]:
+        found = self._found
         rows = tuple(
-            (one.column, one.kind, f"{one.missing:,}", f"{one.drawn:,}", number(one.rhat))
-            for one in self.tidy().itertuples()
+            (
+                name,
+                found.kinds[name],
+                f"{found.missing[name]:,}",
+                f"{found.drawn[name]:,}",
+                number(self._rhat(name)),
+            )
+            for name in self._drawn
         )
         title = f"{self.m} imputed tables of {self.nobs:,} rows"
         return [
@@ -335,9 +347,9 @@ class RowImputations(Report):
         ]
 
     def _summary_notes(self) -> Iterator[Note]:
-        for one in self.tidy().itertuples():
-            if one.rhat > MIXED:
-                yield ROW_NOTES.note("not_mixed", column=one.column, rhat=one.rhat)
+        for name in self._drawn:
+            if (rhat := self._rhat(name)) > MIXED:
+                yield ROW_NOTES.note("not_mixed", column=name, rhat=rhat)
         if self._found.few:
             yield ROW_NOTES.note("few_cells", columns=", ".join(self._found.few))
         numbers = "predictive mean matching" if self._course.matched else "linear regression"

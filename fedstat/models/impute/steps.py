@@ -130,14 +130,14 @@ def _drawn_rows(lacking: pd.DataFrame, least: int) -> tuple[dict[str, Ints], set
     while True:
         never: Bools = lacking[sorted(few)].any(axis=1).to_numpy()
         open_rows = lacking[~never]
-        counts = open_rows.sum()
+        counts = {str(name): int(open_rows[name].sum()) for name in lacking}
         new = {
-            str(name)
+            name
             for name, count in counts.items()
             if 0 < count < least or (count and len(open_rows) - count < least)
         }
         if new <= few:
-            kept = [name for name in lacking if name not in few and counts[name] > 0]
+            kept = [name for name, count in counts.items() if name not in few and count > 0]
             return {name: np.flatnonzero(lacking[name].to_numpy() & ~never) for name in kept}, few
         few |= new
 
@@ -222,7 +222,7 @@ def _draw_chain(
     chain: int,
     beta: Floats,
     estimate: Floats,
-    sigma: Floats,
+    sigma: float,
 ) -> Array:
     data, columns = model.data, (*model.spec.columns, request.column)
     frame = _whole(data, columns)
@@ -246,5 +246,6 @@ def _draw_chain(
             own = model.code(filled[seen]) @ estimate
             observed = filled.loc[seen, request.column].to_numpy(dtype=np.float64)
             nearest = np.abs(own - (X @ beta)[:, None]).argsort(axis=1)[:, :DONORS]
-            return observed[nearest[np.arange(len(X)), rng.integers(0, DONORS, len(X))]]
+            taken: Array = observed[nearest[np.arange(len(X)), rng.integers(0, DONORS, len(X))]]
+            return taken
     return np.asarray(X @ beta + sigma * rng.standard_normal(len(X)))
