@@ -233,11 +233,13 @@ def _draw_chain(
     if len(beta) % X.shape[1]:
         raise MessageError(f"{data.name}: expected {X.shape[1]} coefficients for each equation")
     if request.kind == "category":
-        B = beta.reshape(-1, X.shape[1])
-        eta = np.column_stack([np.zeros(len(X)), X @ B.T])
+        levels: Array = np.array(model.question.categories, dtype=object)
+        eta = np.column_stack([np.zeros(len(X)), X @ beta.reshape(-1, X.shape[1]).T])
+        if eta.shape[1] != len(levels):
+            raise MessageError(f"{data.name}: expected coefficients of {len(levels) - 1} categories")
         # The largest of independent Gumbel variables around the predictors: a draw of the category.
-        chosen = (eta + rng.gumbel(size=eta.shape)).argmax(axis=1)
-        return np.array(model.question.categories, dtype=object)[chosen]
+        taken: Array = levels[(eta + rng.gumbel(size=eta.shape)).argmax(axis=1)]
+        return taken
     if request.kind == "binary":
         return (rng.random(len(X)) < special.expit(X @ beta)).astype(np.float64)
     if request.matched:
@@ -246,6 +248,6 @@ def _draw_chain(
             own = model.code(filled[seen]) @ estimate
             observed = filled.loc[seen, request.column].to_numpy(dtype=np.float64)
             nearest = np.abs(own - (X @ beta)[:, None]).argsort(axis=1)[:, :DONORS]
-            taken: Array = observed[nearest[np.arange(len(X)), rng.integers(0, DONORS, len(X))]]
+            taken = observed[nearest[np.arange(len(X)), rng.integers(0, DONORS, len(X))]]
             return taken
     return np.asarray(X @ beta + sigma * rng.standard_normal(len(X)))
