@@ -19,7 +19,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival
 from fedstat.inference.tables import WIDTH, Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
-from fedstat.models.aft.steps import FAMILY, TimesRequest, time_jet
+from fedstat.models.aft.steps import FAMILY, MOST_TIMES, TimesRequest, time_jet
 from fedstat.models.checks import HeldRows, check_choice, check_level
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
@@ -357,6 +357,11 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
             return time_jet(lifetimes, B, X @ B[0] + offset, points)
 
         def sums(call: str, changes: Sequence[Change]) -> Means:
+            if len(points) > MOST_TIMES:
+                raise ModelError(
+                    f"{call}: times: sites average survival at up to {MOST_TIMES} times, received "
+                    f"{len(points):,}"
+                )
             request = TimesRequest(tuple(changes), points)
             found = self._after_fit(call, FAMILY, lambda session: sum_effects(session, fit, request))
             assert found.counts is not None

@@ -27,6 +27,8 @@ from fedstat.typing import Array, Floats
 
 FAMILY = "aft"
 NO_EVENTS, EQUAL_TIMES = "no events", "all times are equal"
+MOST_TIMES = 100
+"""Times at which survival is averaged over the rows."""
 TIMES = (*OPEN_ROWS, facts.ColumnVariation, facts.ColumnSums, facts.SummedProducts)
 
 
@@ -289,9 +291,9 @@ class TimesRequest:
     times: tuple[float, ...] = ()
 
     def check(self) -> None:
-        """Refuse times that are not positive."""
-        if any(not 0.0 < time < np.inf for time in self.times):
-            raise MessageError("times: expected positive numbers")
+        """Refuse times that are not positive, and very many."""
+        if len(self.times) > MOST_TIMES or any(not 0.0 < time < np.inf for time in self.times):
+            raise MessageError(f"times: expected up to {MOST_TIMES} positive numbers")
 
 
 def time_jet(lifetimes: Lifetimes, B: Floats, eta: Floats, times: Sequence[float]) -> MeanJet:

@@ -270,11 +270,25 @@ def test_wrong_arguments_are_refused():
 
 
 @pytest.mark.parametrize(
-    "request_", [AFTRequest("gamma"), TimesRequest((), (0.0,)), TimesRequest((), (np.inf,))]
+    "request_",
+    [
+        AFTRequest("gamma"),
+        TimesRequest((), (0.0,)),
+        TimesRequest((), (np.inf,)),
+        TimesRequest((), tuple(range(1, 102))),
+    ],
 )
 def test_a_site_refuses_unknown_distributions_and_times(request_):
     with pytest.raises(MessageError, match="expected"):
         request_.check()
+
+
+def test_survival_is_averaged_at_up_to_a_hundred_times():
+    fit = fitted(ARMS)
+    assert len(fit.predictions(times=range(1, 101)).tidy()) == 100
+    with pytest.raises(ModelError, match="up to 100 times, received 101"):
+        fit.predictions(times=range(1, 102))
+    assert len(fit.predictions(at="mean", times=range(1, 102)).tidy()) == 101
 
 
 def test_a_site_refuses_rows_without_times():
