@@ -1,4 +1,4 @@
-"""Sites in one process that answer in threads: the same numbers to the bit, the same order, the same ledger."""
+"""Sites in one process that answer in threads: the same numbers to the bit, and the same ledger."""
 
 import threading
 
