@@ -339,7 +339,7 @@ def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
         np.savez(tmp_path / f"{name}.npz", **site._data.memory.to_arrays(site._data.table, SECRET))
         data = again.sites[name]._data
         with np.load(tmp_path / f"{name}.npz") as arrays:
-            assert arrays["weights"].shape[1] > 0
+            assert arrays["weight codes"].shape[1] > 0
             again.sites[name].remember(ReleaseHistory.from_arrays(dict(arrays), data.table, SECRET))
     with refused_for("differencing"):
         released(fs.M2SEM(again, 2, 1), reported((0.49, 0.51)))

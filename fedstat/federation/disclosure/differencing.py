@@ -25,16 +25,13 @@ import pandas as pd
 from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.facts import SummedProducts
-from fedstat.federation.disclosure.leverage import (
-    MAX_ROW_SHARE,
-    find_isolating_direction,
-    max_row_share,
-)
+from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE, max_row_share
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.disclosure.weight_spaces import (
+    ESTIMATE,
     MOST_GROUPS,
     MOST_PRODUCTS,
     ONE,
@@ -215,19 +212,20 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
     PolicyError
         Names the rule, the site and a remedy.
     """
-    memory, n = data.memory, data.table.n_rows
-    everywhere = data.policy.remember == "all"
-    released = memory.released if everywhere and memory.released is not None else ReleasedGroups.none(n)
-    new = np.zeros((len(released.cells), fact.values.shape[1]))
-    new[fact.rows] = fact.values
-    known = released.weights
+    memory, everywhere, few = data.memory, data.policy.remember == "all", data.policy.min_count - 1
+    released = memory.released if everywhere and memory.released is not None else None
+    released = ReleasedGroups.none(data.table.n_rows) if released is None else released
+    before = released.spaces
     if not everywhere and ESTIMATE_WEIGHTS_KEY in state:
-        known = state.look_at(ESTIMATE_WEIGHTS_KEY)
-    new = new[:, [not (known == one[:, None]).all(axis=0).any() for one in new.T]]
-    if not new.shape[1]:
+        before = state.look_at(ESTIMATE_WEIGHTS_KEY)
+    made, columns = Expressions(before), np.zeros((fact.values.shape[1], before.n_rows))
+    columns[:, fact.rows] = fact.values.T
+    sums = [made.estimate(column) for column in columns]
+    after = made.result().with_sums(sums)
+    if len(after.sums) == len(before.sums):
         return
-    few = (data.policy.min_count - 1) * released.most_versions
-    if few >= 1 and isolates_rows(np.hstack([known, new]), few, data.policy.max_share < 1.0):
+    shares = few >= 1 and data.policy.max_share < 1.0 and has_large_share(after.weights_of(ESTIMATE))
+    if shares or (few >= 1 and find_isolated(after, len(before.sums), few, released.persons)):
         raise PolicyError.of_rule(
             "differencing",
             data.name,
@@ -236,19 +234,16 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
             "Use the result of the earlier fit, which is nearly the same",
         )
     if everywhere:
-        memory.released = released.with_weights(new)
+        memory.released = replace(released, spaces=after)
     else:
-        state.keep(ESTIMATE_WEIGHTS_KEY, np.hstack([known, new]))
+        state.keep(ESTIMATE_WEIGHTS_KEY, after)
 
 
-def isolates_rows(X: Floats, few: int, shares: bool) -> bool:
-    """Return whether a combination of columns (n, q) belongs to few rows, or with `shares` nearly to one."""
+def has_large_share(X: Floats) -> bool:
+    """Return whether a combination of columns (n, q) belongs nearly to one row."""
     U, s, _ = np.linalg.svd(X, full_matrices=False)
     U = U[:, s > COMBINATION_TOLERANCE * s.max()]
-    n, p = U.shape
-    if shares and float(np.einsum("ij,ij->i", U, U).max()) > max_row_share(n, p):
-        return True
-    return find_isolating_direction(U, np.eye(p), few) is not None
+    return float(np.einsum("ij,ij->i", U, U).max()) > max_row_share(*U.shape)
 
 
 def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> None:

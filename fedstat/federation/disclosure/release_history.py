@@ -56,8 +56,6 @@ class ReleasedGroups:
         Cell of every row of the table.
     basis : (r, c) array of bool
         Independent groups that every group released so far is a combination of, as sets of cells.
-    weights : (n_rows, m) array
-        Weights from outside under which estimates were released.
     spaces : WeightSpaces
         What was summed over rows, as weights times quantities.
     persons : (n_rows,) array of int, optional
@@ -68,7 +66,6 @@ class ReleasedGroups:
 
     cells: Ints
     basis: Bools
-    weights: Floats
     spaces: WeightSpaces
     persons: Ints | None = None
     sets: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -79,7 +76,6 @@ class ReleasedGroups:
         return cls(
             np.zeros(n_rows, dtype=np.int64),
             np.zeros((0, 1), dtype=np.bool_),
-            np.zeros((n_rows, 0)),
             WeightSpaces(n_rows),
             sets=np.zeros(n_rows, dtype=np.int64),
         )
@@ -115,10 +111,6 @@ class ReleasedGroups:
         basis = independent_groups(self.basis[:, old], request[request.any(axis=1)])
         return replace(self, cells=new_cell[pair], basis=basis)
 
-    def with_weights(self, weights: Floats) -> ReleasedGroups:
-        """Return the history after further estimates under weights, (n_rows, q)."""
-        return replace(self, weights=np.hstack([self.weights, weights]))
-
     def with_set(self, used: Bools) -> ReleasedGroups:
         """Return the history after an analysis of these rows, (n_rows,); itself if no class is divided."""
         inside = np.append(used, np.zeros(len(self.cells) - len(used), dtype=bool))
@@ -141,11 +133,9 @@ class ReleasedGroups:
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
-        before = np.append(places, gone)  # -1 for new rows
-        weights = np.concatenate([self.weights, np.zeros((1, self.weights.shape[1]))])[before]
-        sets = np.append(self.sets, 0)[before]
+        sets = np.append(self.sets, 0)[np.append(places, gone)]  # -1 for new rows
         cells, spaces = np.concatenate([here, self.cells[gone]]), self.spaces.carried(places, gone)
-        return ReleasedGroups(cells, basis, weights, spaces, sets=sets), gone
+        return ReleasedGroups(cells, basis, spaces, sets=sets), gone
 
     def fewest_isolated(self, min_count: int, known: int = 0) -> int:
         """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
@@ -201,8 +191,6 @@ class ReleasedGroups:
             "c": np.array(self.basis.shape),
         }
         reported["sets"] = self.sets.astype(np.int32)
-        if self.weights.size:
-            reported["weights"] = self.weights
         return reported | self.spaces.to_arrays()
 
     @classmethod
@@ -215,17 +203,13 @@ class ReleasedGroups:
         basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
         if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
             raise ValueError("the release history is not complete")
-        nothing = np.zeros((len(cells), 0))
-        weights = np.asarray(arrays.get("weights", nothing), dtype=np.float64)
-        if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
-            raise ValueError("the release history is not complete")
         spaces = WeightSpaces.from_arrays(arrays, len(cells))
         # Before classes were stored, rows in the same groups were together in all analyses.
         together: Bools = np.asarray(basis.any(axis=0))
         sets = arrays["sets"] if "sets" in arrays else np.where(together[cells], cells + 1, 0)
         if sets.shape != cells.shape or sets.min(initial=0) < 0:
             raise ValueError("the release history is not complete")
-        return cls(cells, basis, weights, spaces, sets=np.asarray(sets, dtype=np.int64))
+        return cls(cells, basis, spaces, sets=np.asarray(sets, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -363,14 +347,18 @@ def _separate_patterns(arrays: dict[str, Array], table: Table) -> dict[str, Arra
     return arrays
 
 
-def _count_levels(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
-    """Format 3: digests of the levels by which rows were summed, (n, s), become counts of these rows."""
-    levels = arrays.pop("levels", np.zeros((0, 0), dtype=np.uint32))
+def _enter_levels_and_weights(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 3: digests of levels by which rows were summed become counts; weights of estimates become sums.
+
+    They are (n, s) and (n, q) arrays.
+    """
     arrays.pop("level names", None)
-    if levels.size:
-        made = Expressions(WeightSpaces.from_arrays(arrays, len(levels)))
-        counts = [made.rows(one == level) for one in levels.T for level in np.unique(one[one > 0])]
-        arrays |= made.result().with_sums(counts).to_arrays()
+    levels, weights = (arrays.pop(name, np.zeros((0, 0))) for name in ("levels", "weights"))
+    if levels.size or weights.size:
+        made = Expressions(WeightSpaces.from_arrays(arrays, max(len(levels), len(weights))))
+        sums = [made.rows(one == level) for one in levels.T for level in np.unique(one[one > 0])]
+        sums += [made.estimate(np.asarray(one, dtype=np.float64)) for one in weights.T]
+        arrays |= made.result().with_sums(sums).to_arrays()
     return arrays
 
 
@@ -378,7 +366,7 @@ CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]]
     0: _name_mark_form,
     1: _express_columns,
     2: _separate_patterns,
-    3: _count_levels,
+    3: _enter_levels_and_weights,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""
 

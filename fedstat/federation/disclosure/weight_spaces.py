@@ -88,6 +88,8 @@ Monomial: TypeAlias = tuple[tuple[int, ...], Quantity]
 Polynomial: TypeAlias = Mapping[Monomial, float]
 """A sum of monomials with coefficients."""
 ONE: Polynomial = {((), ()): 1.0}
+ESTIMATE: Quantity = (-1,)
+"""What rows contribute to an estimate under weights from outside; no atom has its values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +189,11 @@ class WeightSpaces:
             return self
         return replace(self, sums=(*self.sums, *(new[key] for key in added)), _known=self._known.union(added))
 
+    def weights_of(self, quantity: Quantity) -> Floats:
+        """Return the weights under which a quantity alone was summed, (n_rows, q), each a pattern."""
+        found = [self.patterns[p[0]].column for one in self.sums for p, a in one if a == quantity]
+        return np.column_stack(found) if found else np.zeros((self.n_rows, 0))
+
     def are_cleared(self, weights: Iterable[Polynomial], few: int) -> bool:
         """Return whether no combination of these weights, as counts, belongs to at most `few` persons."""
         least, end = self.cleared
@@ -255,7 +262,7 @@ class WeightSpaces:
             and np.isfinite(values).all()
             and (not codes.size or (codes.min() >= 0 and (codes.max(axis=0) < counts).all()))
             and all(0 <= i < len(counts) for p, _ in used for i in p)
-            and all(0 <= i < atoms.shape[1] for _, a in used for i in a)
+            and all(a == ESTIMATE or all(0 <= i < atoms.shape[1] for i in a) for _, a in used)
         )
         if not whole:
             raise ValueError("the release history is not complete")
@@ -316,6 +323,10 @@ class Expressions:
     def pattern(self, x: Floats) -> Polynomial:
         """Return a column that follows from those of few values, however many values it has."""
         return {((self._pattern(x),), ()): 1.0} if x.any() else {}
+
+    def estimate(self, weights: Floats) -> Polynomial:
+        """Return weights from outside, (n_rows,), times what the rows contribute to an estimate."""
+        return {((self._pattern(weights),), ESTIMATE): 1.0} if weights.any() else {}
 
     def linear(self, x: Floats, inside: Bools) -> Polynomial | None:
         """Return a pattern of which a column is a linear function in the rows `inside`, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +17,14 @@ from fedstat.federation.disclosure.release_history import (
     independent_groups,
     row_echelon,
 )
-from fedstat.federation.disclosure.weight_spaces import Pattern, WeightSpaces, find_cleared, find_isolated
+from fedstat.federation.disclosure.weight_spaces import (
+    ESTIMATE,
+    Expressions,
+    Pattern,
+    WeightSpaces,
+    find_cleared,
+    find_isolated,
+)
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.table import FrameTable
 
@@ -146,7 +154,10 @@ def test_rows_that_are_new_or_gone_keep_their_place_in_groups():
 def stored():
     table = FrameTable(pd.DataFrame({"x": np.arange(float(N))}))
     weights = np.linspace(0.0, 1.0, N)[:, None]
-    history = ReleaseHistory(released(np.r_[[0] * 6, [1] * 4]).with_weights(weights))
+    groups = released(np.r_[[0] * 6, [1] * 4])
+    made = Expressions(groups.spaces)
+    sums = [made.estimate(column) for column in weights.T]
+    history = ReleaseHistory(replace(groups, spaces=made.result().with_sums(sums)))
     return table, history.to_arrays(table, SECRET)
 
 
@@ -179,11 +190,11 @@ def test_a_history_without_marks_is_in_the_order_of_the_table():
         {"c": np.array([2, 1])},
         {"cells": np.r_[np.zeros(9, dtype=int), 2]},
         {"cells": np.r_[np.zeros(9, dtype=int), -1]},
-        {"weights": np.zeros((N - 1, 1))},
-        {"weights": np.zeros((N + 1, 1))},
-        {"weights": np.zeros(N)},
-        {"weights": np.full((N, 1), np.nan)},
-        {"weight sums": np.frombuffer(b"[[[[0],[],1.0]]]", dtype=np.uint8)},
+        {"weight codes": np.zeros((N - 1, 1), dtype=np.uint8)},
+        {"weight codes": np.zeros(N, dtype=np.uint8)},
+        {"weight values": np.full(N, np.nan)},
+        {"weight sums": np.frombuffer(b"[[[[1],[],1.0]]]", dtype=np.uint8)},
+        {"weight sums": np.frombuffer(b"[[[[0],[-2],1.0]]]", dtype=np.uint8)},
         {"marks": np.zeros((N - 1, 16), dtype=np.uint8)},
         {"marks": np.zeros((N, 15), dtype=np.uint8)},
     ],
@@ -326,13 +337,15 @@ def test_a_history_of_the_second_format_keeps_its_sums():
 
 
 def test_a_history_of_the_third_format_counts_its_levels():
-    """Digests of levels by which rows were summed; a row of the last level is gone since."""
+    """Digests of levels by which rows were summed, and weights of estimates; a row is gone since."""
     levels = np.array([[5, 5, 5, 9, 9, 9, 0, 9], [7, 7, 7, 7, 0, 0, 0, 0]], dtype=np.uint32).T
     arrays = {"levels": levels, "level names": np.frombuffer(b'["g", "g"]', dtype=np.uint8)}
+    arrays["weights"] = np.linspace(0.0, 1.0, 16).reshape(8, 2)
     arrays["format"] = np.frombuffer(b'{"format": 3, "written_by": "1"}', dtype=np.uint8)
     found, is_converted = convert_history(arrays, FrameTable(pd.DataFrame({"x": np.zeros(7)})))
     spaces = WeightSpaces.from_arrays(found, len(levels))
-    counts = [spaces.patterns[p].column for ((p,), _) in (next(iter(one)) for one in spaces.sums)]
+    np.testing.assert_array_equal(spaces.weights_of(ESTIMATE), arrays["weights"])
+    counts = [spaces.patterns[p].column for ((p,), a) in (next(iter(one)) for one in spaces.sums) if not a]
     assert is_converted and [one.tolist() for one in counts] == [
         (levels[:, 0] == 5).tolist(),
         (levels[:, 0] == 9).tolist(),
