@@ -51,6 +51,7 @@ FAMILIES = {
     "mixed logit": over_rows(fs.FederatedMixed, "e", " + (1 | group)", family=F.Binomial()),
     "ordinal": over_rows(fs.FederatedOrdinal, "grade"),
     "multinomial": over_rows(fs.FederatedMultinomial, "kind"),
+    "AFT": over_rows(fs.FederatedAFT, "Surv(time, e)", distribution="loglogistic"),
     "Cox": over_rows(fs.FederatedCox, "Surv(time, e)"),
 }
 

@@ -25,6 +25,7 @@ CASES = {
     "logit": (fs.GLORE, "b ~ x + z", {}, {}),
     "ordinal": (fs.FederatedOrdinal, "o ~ x + z", {}, {}),
     "multinomial": (fs.FederatedMultinomial, "o ~ x + z", LABELS, CLUSTER),
+    "AFT": (fs.FederatedAFT, "Surv(time, event) ~ x + z + cluster(g)", {"distribution": "lognormal"}, {}),
     "Cox": (fs.FederatedCox, "Surv(time, event) ~ x + z + cluster(g)", {}, {}),
     "Cox, common": (fs.FederatedCox, "Surv(time, event) ~ x + z", {}, COMMON),
 }

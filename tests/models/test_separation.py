@@ -81,6 +81,8 @@ FAMILIES = {
     "mixed Poisson": ("count", over_rows(fs.FederatedMixed, "count", " + (1 | pair)", family=F.Poisson())),
     "ordinal": ("grade", over_rows(fs.FederatedOrdinal, "grade")),
     "multinomial": ("kind", over_rows(fs.FederatedMultinomial, "kind")),
+    "AFT": ("event", over_rows(fs.FederatedAFT, "Surv(time, event)")),
+    "AFT log-normal": ("event", over_rows(fs.FederatedAFT, "Surv(time, event)", distribution="lognormal")),
     "Cox": ("event", over_rows(fs.FederatedCox, "Surv(time, event)")),
     "VFEMGLM logit": ("y", over_columns(fs.VFEMGLM, "y", family=F.Binomial(), between="independent")),
     "VFEMGLM Poisson": (

@@ -63,6 +63,7 @@ def test_all_families_of_coefficients_have_tests_of_terms():
     poisson = {"family": sm.families.Poisson()}
     for name, formula, settings in (
         ("FederatedCox", "Surv(months, died) ~ age * C(arm) + C(stage)", {}),
+        ("FederatedAFT", "Surv(months, died) ~ age * C(arm) + C(stage)", {"distribution": "lognormal"}),
         ("FederatedMixed", "months ~ age * C(arm) + C(stage) + (1 | hospital)", {}),
         ("FederatedGLM", "months ~ age * C(arm) + C(stage)", poisson),
         ("FederatedOrdinal", "C(stage, levels=['I', 'II', 'III']) ~ age * C(arm) + sex", {}),
@@ -123,6 +124,7 @@ def test_nonlinearity_at_a_level_of_a_product_and_of_a_line():
 RATIOS = {
     "odds_ratio": ("GLORE", "died ~ age + sex", {}),
     "hazard_ratio": ("FederatedCox", "Surv(months, died) ~ age + sex", {}),
+    "time_ratio": ("FederatedAFT", "Surv(months, died) ~ age + sex", {}),
     "ratio": ("FederatedGLM", "months ~ age + sex", {"family": "poisson"}),
 }
 

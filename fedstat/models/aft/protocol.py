@@ -147,8 +147,8 @@ def unbounded(
     names, terms = (with_scale(texts, request) for texts in (design.names, design.term_names))
     listed = name_columns(culprits, reference, names, terms)
     return EstimationError(
-        f"the likelihood has no maximum: the estimate of {listed} would be infinite, as where a level has no "
-        "events. Leave out the term, or merge its level with another."
+        f"monotone likelihood: the estimate of {listed} would be infinite, as where a level has no events. "
+        "Leave out the term, or merge its level with another."
     )
 
 

@@ -27,6 +27,8 @@ from fedstat.typing import Array, Floats
 
 FAMILY = "aft"
 NO_EVENTS, EQUAL_TIMES = "no events", "all times are equal"
+WIDER = 1.5
+"""Multiple of the deviation of log times at the start: censoring shortens it, and rows weigh more evenly."""
 MOST_TIMES = 100
 """Times at which survival is averaged over the rows."""
 TIMES = (*OPEN_ROWS, facts.ColumnVariation, facts.ColumnSums, facts.SummedProducts)
@@ -148,14 +150,15 @@ def predictor_map(p: int, fixed: bool) -> Floats:
 
 
 def first_parameters(response: Floats, p: int, lifetimes: Lifetimes) -> Floats:
-    """Parameters with which all times have the mean of the logarithms, and their deviation or sigma of one.
+    """Parameters with the mean of the logarithms, and a multiple of their deviation or sigma of one.
 
     `response` (5,) is that of :meth:`SiteTimes.begin`; without a deviation sigma is not finite.
     """
     start, (center, width) = np.zeros(p + (not lifetimes.fixed)), lifetimes.moments
     mean = response[3] / response[0]
     with np.errstate(divide="ignore"):
-        start[p:] = 0.5 * np.log(max(response[4] / response[0] - mean**2, 0.0)) - np.log(width)
+        deviation = max(response[4] / response[0] - mean**2, 0.0) ** 0.5
+        start[p:] = np.log(WIDER * deviation / width)
     start[0] = mean - center * np.exp(start[p:].sum())
     return start
 
@@ -257,6 +260,14 @@ class SiteTimes(PredictorObjective):
     def blocks(self) -> Iterator[TimeBlock]:
         """Yield the rows for the check of what sums at several parameters single out."""
         return (TimeBlock(rows, self.matrices, self.request.lifetimes) for rows in self.chunks())
+
+    def weights(self, own: Floats) -> Floats:
+        """Return the absolute weights of rows that columns are multiplied with, (k, n).
+
+        Score and information of log sigma are single numbers, as the log-likelihood is.
+        """
+        found = self.vectors(own).T
+        return np.abs(found if self.request.lifetimes.fixed else found[[0, 2, 3]])
 
     def products_by_event(self) -> Iterator[facts.SummedProducts]:
         """Facts on the products of columns over the rows with and without the event.

@@ -64,6 +64,7 @@ MODELS = {
     "GEE": (fs.FederatedGEE, "y ~ x + z", {"groups": "cluster"}, {}),
     "ordinal": (fs.FederatedOrdinal, "o ~ x + z", LABELS, BY_CLUSTER),
     "multinomial": (fs.FederatedMultinomial, "o ~ x + z", LABELS, BY_CLUSTER),
+    "AFT": (fs.FederatedAFT, "Surv(time, event) ~ x + z + cluster(cluster)", {}, {}),
     "Cox": (fs.FederatedCox, "Surv(time, event) ~ x + z + cluster(cluster)", {}, {}),
     "Cox, common": (
         fs.FederatedCox,
@@ -79,6 +80,7 @@ UNCORRECTED = {
     "GEE": {"cov_type": "robust"},
     "ordinal": {"cov_type": "cluster", "cov_kwds": CR1},
     "multinomial": {"cov_type": "cluster", "cov_kwds": CR1},
+    "AFT": {"cov_kwds": {"correction": "CR0"}},
     "Cox": {"cov_kwds": {"correction": "CR0"}},
     "Cox, common": {"cov_kwds": {"correction": "CR0"}, "baseline": "common", "grid": 5, "until": 60},
 }
@@ -295,7 +297,7 @@ def test_a_coefficient_of_one_cluster_is_refused_and_the_remedy_runs(name):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "GEE"])
 def test_unknown_corrections_are_refused(name):
     given = MODELS[name][3] | {"cov_kwds": {"groups": "cluster", "correction": "CR9"}}
-    if "Cox" in name:
+    if "Cox" in name or name == "AFT":
         given["cov_kwds"].pop("groups")
     with pytest.raises(ModelError, match="cov_kwds: correction"):
         model_of(name).fit(**given)
