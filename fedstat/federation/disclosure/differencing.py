@@ -460,12 +460,13 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     if data.policy.products == "any" or few < 1:
         return
     parts = [*fact.chunks()]
-    # By column, as everything below reads them.
-    columns = np.array([np.concatenate(several) for several in zip(*(part.T for part in parts), strict=True)])
-    if not columns.size:
+    n = sum(map(len, parts))
+    if not n:
         return
+    # By column, as everything below reads them.
+    columns = np.empty((parts[0].shape[1], n))
+    np.concatenate([part.T for part in parts], axis=1, out=columns)
     _code_indicators(columns)
-    n = columns.shape[1]
     code = np.zeros(n, dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
     weighted = columns if fact.weights is None else columns * np.sqrt(fact.weights)
