@@ -7,7 +7,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from numbers import Integral
+from numbers import Integral, Real
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -111,6 +111,33 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
         )
 
 
+KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "bool": ((bool, np.bool_), "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": (str, "a text, such as the name of a column"),
+    "Sequence[str]": (Iterable, "a list of names"),
+    "dict[str, str]": (Mapping, "{'groups': 'column'} or the like"),
+}
+"""By annotation: the types of an argument, and these in words."""
+
+
+def check_kinds(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse values whose type is not that of the argument's annotation, and numbers that are none."""
+    parameters = signature(call).parameters
+    for name, value in given.items():
+        written = str(parameters[name].annotation) if name in parameters else ""
+        kind = KINDS.get(written.removesuffix(" | None"))
+        if kind is None or (value is None and written.endswith(" | None")):
+            continue
+        types, words = kind
+        if not isinstance(value, types) or (isinstance(value, float) and np.isnan(value)):
+            shown = repr(value) if isinstance(value, str | int | float) else kind_of(value)
+            raise ModelError(f"{name}: expected {words}, received {shown}")
+        if name == "seed":
+            check_integer("seed", value, 0)
+
+
 def check_positions(model: type, beyond: int, call: str) -> None:
     """Refuse values without a name where a call takes arguments by name only."""
     if beyond > 0:
@@ -153,6 +180,7 @@ def checks_arguments(call: Method) -> Method:
             of = model if isinstance(model, type) else type(model)
             check_arguments(of, given, call.__name__)
             check_positions(of, len(args) + 1 - code.co_argcount, call.__name__)
+            check_kinds(checked, given)
             return call(model, *args, **given)
         except FedstatError as error:
             raise without_internal_frames(error) from error.__cause__
@@ -176,6 +204,7 @@ def checks_names(function: Method) -> Method:
                     f"{function.__name__} has no argument {unknown[0]!r}"
                     f"{f'; use {close[0]!r}' if close else ''}. Its arguments are {', '.join(known)}"
                 )
+            check_kinds(function, given)
             return function(*args, **given)
         except FedstatError as error:
             raise without_internal_frames(error) from error.__cause__

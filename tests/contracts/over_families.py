@@ -31,6 +31,7 @@ CONTRACTS = {
     "infinite values": "Infinite values end in an error that names the site and the column.",
     "constant columns": "A constant covariate is left out with a note, or refused by name.",
     "texts of numbers": "Numbers that are stored as text end in an error that says how to convert them.",
+    "wrong values": "A value of a wrong type, word or range is refused by the name of its argument.",
     "unknown arguments": "An argument that does not exist is refused by name.",
     "few rows": "A site without complete rows, or with very few, is named in an error or in a note.",
     "strict": "Under the strict policy an analysis passes, or the refusal names a rule and a remedy.",

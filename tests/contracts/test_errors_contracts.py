@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 
 import numpy as np
 import pandas as pd
@@ -123,3 +125,60 @@ def test_models_say_that_results_come_with_the_fit(family):
         with pytest.raises(AttributeError, match=f"has no '{name}'.* call .fit"):
             getattr(model, name)
     assert not hasattr(model, "nonsense") and copy.copy(model) is not model
+
+
+WRONG = {
+    "bool": ("yes",),
+    "int": ("many", -3, 2.5),
+    "float": ("much", float("nan")),
+    "str | None": (3.5, ["x", "z"], pd.Series([1.0]), "zzz"),
+    "Sequence[str]": (5, ["zzz"]),
+    "dict[str, str]": ("person",),
+    "Literal": ("nonsense", 7.5),
+}
+"""Wrong values of an argument, by its annotation."""
+OF_ALIASES = re.compile(
+    "(?:MissingRule|CovType|Between|Select|PenaltyKind|Aggregation|LinearMethod|Outcome|HeadLayout)(?: |$)"
+)
+NOT_WRONG = {
+    ("fit", "scale"): "a known dispersion",
+    ("FedFunctionBoost", "offset"): "a known offset",
+    ("table_one", "by"): "given in the small analysis",
+    ("corr", "bins"): "no quantile is asked for",
+    ("quantiles", "by"): "the columns of a table, which the error says",
+    ("histogram", "by"): "the columns of a table, which the error says",
+    ("CopulaSynthesizer", "rounds"): "only one method has rounds",
+}
+NO_VALUES = ("formula", "coordinator", "checkpoint")
+"""Texts that are not names of columns."""
+
+
+def wrong_values(call):
+    """Arguments of a call with wrong values, by the annotations of its signature."""
+    for name, parameter in inspect.signature(call).parameters.items():
+        written = str(parameter.annotation)
+        kind = "Literal" if "Literal" in written or OF_ALIASES.match(written) else written
+        for value in WRONG.get(kind, WRONG.get(kind.removesuffix(" | None"), ())):
+            if name not in NO_VALUES:
+                yield name, value
+
+
+@over_families("wrong values")
+def test_wrong_values_are_refused_by_the_name_of_their_argument(family):
+    public, partition = model_class(family), family.partition()
+    make, tried = getattr(public, "from_formula", public), 0
+    calls = []
+    if "more" in inspect.signature(family.make).parameters:  # further settings are passed on
+        calls += [(family.name, make, lambda given: family.make(partition, family.x, **given))]
+    if family.arguments is not None:
+        model = family.make(partition, family.x)
+        calls += [("fit", public.fit, lambda given: model.fit(**{**family.arguments, **given}))]
+    for place, call, run in calls:
+        for name, value in wrong_values(call):
+            if {(place, name), (family.name, name)} & set(NOT_WRONG):
+                continue
+            tried += 1
+            with pytest.raises(FedstatError) as caught:
+                run({name: value})
+            assert name in str(caught.value), (place, name, value, caught.value)
+    assert tried

@@ -303,7 +303,7 @@ def test_what_is_no_mapping_no_list_and_no_column():
         fs.ClientPartition.from_frames([ROWS], layout="horizontal")
     with pytest.raises(ModelError, match="pool: expected a list of results"):
         fs.pool(fit("FederatedOLS", "y ~ z"))
-    with pytest.raises(ModelError, match="groups: expected the column"):
+    with pytest.raises(ModelError, match="groups: expected a text, such as the name of a column"):
         fs.FederatedGEE.from_formula("y ~ z", SITES, groups=ROWS["person"])
     with pytest.raises(ModelError, match="there is no column 'zz' at any site"):
         fs.quantiles(SITES, "zz")

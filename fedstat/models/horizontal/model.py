@@ -536,6 +536,7 @@ class HorizontalModel(Explainable):
                         "from_formula(..., {what}=[{listed!r}]).fit()", "write [{listed!r}]"
                     ).filled(what=what, listed=listed),
                 )
+        self._label_roles = {**dict.fromkeys(complete, "complete"), **self._label_roles}
         labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *complete)))
         (terms,) = formula.sites
         effects = [name for one in formula.random for name in one.effect_columns]
@@ -545,7 +546,7 @@ class HorizontalModel(Explainable):
         named = [(self._label_roles.get(name, "labels"), name) for name in labels]
         for role, name in [*self._roles.items(), *named]:
             self._check_held(role, name)
-            if name in formula.response_columns and role != "labels":
+            if name in formula.response_columns and role not in ("labels", "complete"):
                 raise ModelError(f"{role}: column {name!r} is the response")
         offsets, columns = formula.offsets, formula.offset_columns
         if offset is not None:

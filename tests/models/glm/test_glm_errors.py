@@ -188,8 +188,13 @@ ROLES = {
         "labels: there is no column 'no'",
     ),
     "labels as text": ("count ~ x", POISSON, {"labels": "text"}, r"labels: .*write \['text'\]"),
-    "values": ("count ~ x", POISSON, {"freq_weights": WRONG["weight"]}, "freq_weights: .*received Series"),
-    "number": ("count ~ x", POISSON, {"offset": 3}, "offset: expected the name of a column, received int"),
+    "values": (
+        "count ~ x",
+        POISSON,
+        {"freq_weights": WRONG["weight"]},
+        "freq_weights: .*received pandas Series",
+    ),
+    "number": ("count ~ x", POISSON, {"offset": 3}, "offset: .*the name of a column, received 3"),
     "text weight": (
         "count ~ x",
         POISSON,
