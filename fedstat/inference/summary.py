@@ -13,7 +13,8 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.notes import SEVERITIES, Note, above_table
-from fedstat.inference.tables import WIDTH, Exported, Sheet, SheetSummary, note_text, number
+from fedstat.inference.tables import WIDTH as WIDTH
+from fedstat.inference.tables import Exported, Sheet, SheetSummary, note_text, number
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 

@@ -273,31 +273,6 @@ def test_names_with_blanks():
         fs.FederatedOLS.from_formula("y ~ age at entry", SITES)
 
 
-CONSTRUCTED = {"VFEMRegression", "VFEMGLM", "VerticalGLM", "LASER", "GLORE", "FederatedOLS", "FederatedGLM"}
-CONSTRUCTED |= {
-    "FederatedCox",
-    "KaplanMeier",
-    "CumulativeIncidence",
-    "FedAvg",
-    "FedAvgM",
-    "FedProx",
-    "QFedAvg",
-}
-CONSTRUCTED |= {"FederatedGEE", "FederatedMixed", "FederatedOrdinal", "FederatedMultinomial"}
-OWN = {"FedFunctionBoost", "M2SEM", "CopulaSynthesizer", "PrivateCopulaGLM"}
-
-
-@pytest.mark.parametrize("model", sorted(CONSTRUCTED))
-def test_constructors_name_from_formula(model):
-    for given, text in (("y ~ z", "y ~ z"), (np.zeros(3), "y ~ x")):
-        with pytest.raises(ModelError, match=rf"write {model}.from_formula\('{text}', partition\)"):
-            getattr(fs, model)(given, SITES)
-
-
-def test_every_model_has_a_constructor_that_is_tested():
-    assert {name for name in fs.__all__ if hasattr(getattr(fs, name), "fit")} == CONSTRUCTED | OWN
-
-
 def test_what_is_no_mapping_no_list_and_no_column():
     with pytest.raises(PartitionError, match="expected a mapping of the sites' names to their tables"):
         fs.ClientPartition.from_frames([ROWS], layout="horizontal")
