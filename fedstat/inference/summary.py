@@ -183,7 +183,7 @@ class Report(Exported):
         while excess > 0 and hidden < described:
             hidden += 1
             place = len(texts) - hidden
-            excess -= note_text(place + 1, texts[place], made.note_width).count("\n") + 1
+            excess -= note_text(place + 1, texts[place], made._note_width).count("\n") + 1
         more = f"{hidden} more note{'s' * (hidden > 1)}: see summary(notes='all')."
         return SheetSummary(tables, texts[: len(texts) - hidden], banners, [*last, more])
 

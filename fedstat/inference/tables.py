@@ -159,7 +159,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         self.notes = tuple(notes)
         self.headlines, self.more = tuple(headlines), tuple(more)
         self.tables = [_text_table(sheet) for sheet in self.sheets]
-        self.note_width = max(sheet.width for sheet in self.sheets)
+        self._note_width = max(sheet.width for sheet in self.sheets)
 
     def __repr__(self) -> str:
         return self.as_text()
@@ -174,7 +174,7 @@ class SheetSummary(Exported, Summary):  # type: ignore[misc]
         """
         most = terminal_width() if width is None else width
         sheets = [fitted(sheet, most) for sheet in self.sheets]
-        width, note_width = sheets[0].width, min(most, self.note_width)
+        width, note_width = sheets[0].width, min(most, self._note_width)
         parts = [line for headline in self.headlines for line in textwrap.wrap(headline, width)]
         # Every table begins with a rule, which ends the one before it.
         parts += [line for sheet in sheets for line in _text_lines(sheet)]
