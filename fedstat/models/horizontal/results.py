@@ -268,7 +268,7 @@ class DesignResults(CoefficientResults):
 
     def _rows_by_site(self, own: Sequence[str] = ()) -> Sheet:
         """One site per row: its rows, and the share that is not used; one row for all if they are alike."""
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %")
             for block in self.estimate.blocks
         ]
