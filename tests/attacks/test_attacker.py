@@ -93,6 +93,11 @@ def test_no_sequence_singles_out_rows_under_the_strict_policy():
     assert campaign.answered > 0.15 * (campaign.answered + campaign.refused), str(campaign)
 
 
+def test_a_level_of_a_response_and_one_of_a_column_are_two_levels():
+    """A count of one row follows by subtraction, which the policy tolerates, as for two columns."""
+    assert not attack(930_288, Campaign())
+
+
 def test_a_sequence_is_drawn_again_from_its_seed():
     first, second = Campaign(), Campaign()
     attack(8, first)

@@ -278,8 +278,12 @@ def categories(rng: np.random.Generator) -> Analysis:
         by = [X * level[:, None] for level in indicators(frame[answer]).T]
         return np.hstack([*by, products(X)])
 
+    of_terms = indicators_of(terms, "y")
     return Analysis(
-        f"{name} {formula}", lambda partition: getattr(fs, name).from_formula(formula, partition).fit(), sums
+        f"{name} {formula}",
+        lambda partition: getattr(fs, name).from_formula(formula, partition).fit(),
+        sums,
+        lambda frame: np.hstack([of_terms(frame), indicators(frame[answer])]),
     )
 
 
