@@ -106,9 +106,9 @@ def include(family: str, steps: Mapping[str, Step], after: Mapping[str, str] | N
         if unnamed := [array for array in lacking if not one.given[array].without_terms]:
             raise DisclosureError(
                 f"family '{family}', step '{name}': array '{unnamed[0]}' is a sum without terms, which the "
-                "release history cannot compare with other sums. Report "
-                f"{' or '.join(sorted(fact.__name__ for fact in TERM_FACTS))} and declare it in "
-                "behind=(...), or state the reason in without_terms=..."
+                "release history cannot compare with other sums: a sum has "
+                f"{' or '.join(sorted(fact.__name__ for fact in TERM_FACTS))} in behind=(...), or a reason in "
+                "without_terms=..."
             )
     ordered = {
         name: replace(one, after=before[name]) if name in before else one for name, one in steps.items()

@@ -264,7 +264,8 @@ ROLES = {
     "family": ("y ~ x", "binomal", {}, "family: expected one of .*, received 'binomal'"),
     "missing": ("y ~ x", F.Binomial(), {"missing": "no"}, 'missing: expected "drop" or "raise", received'),
     "raise": ("y ~ x + z", F.Binomial(), {"missing": "raise"}, "1 at 'A'; pass missing=\"drop\""),
-    "spline": ("y ~ bs(x, df=4)", F.Binomial(), {}, r"needs knots=..., lower_bound=... and upper_bound"),
+    "spline": ("y ~ bs(x, df=4, knots=(1, 2))", F.Binomial(), {}, r"needs df=\.\.\. alone, or knots="),
+    "short spline": ("y ~ bs(x, df=2)", F.Binomial(), {}, r"needs more degrees of freedom \(df\)"),
     "outside the spline": (
         "y ~ bs(x, knots=(0,), lower_bound=-1, upper_bound=1)",
         F.Binomial(),
