@@ -54,7 +54,7 @@ def test_a_family_without_terms_does_not_install(toy):
         step("toy", replies=SUM, rows_behind=(EntityCount,), name="fit")(dict)
     of_another = next(one for _, name, one in entered() if name == "sum_uneven_curves")
     lacking = {"x": aggregate("sums", behind=(EntityCount,))}
-    with pytest.raises(DisclosureError, match="or state the reason in without_terms"):
+    with pytest.raises(DisclosureError, match="or a reason in without_terms"):
         include("toy", {"shared": of_another, "own": Step(dict, {}, lacking)})
     assert not FAMILIES["toy"]
 

@@ -107,8 +107,8 @@ def include(family: str, steps: Mapping[str, Step], after: Mapping[str, str] | N
             raise DisclosureError(
                 f"family '{family}', step '{name}': array '{unnamed[0]}' is a sum without terms, which the "
                 "release history cannot compare with other sums: a sum has "
-                f"{' or '.join(sorted(fact.__name__ for fact in TERM_FACTS))} in behind=(...), or a reason in "
-                "without_terms=..."
+                f"{' or '.join(sorted(fact.__name__ for fact in TERM_FACTS))} in behind=(...), or a reason "
+                "in without_terms=..."
             )
     ordered = {
         name: replace(one, after=before[name]) if name in before else one for name, one in steps.items()
