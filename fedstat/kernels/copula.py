@@ -42,12 +42,14 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
     at = np.isfinite(thresholds) & (rises != 0.0)
     t, rises = thresholds[at], rises[at]
     # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalized polynomials by a stable recurrence.
-    now, before = rises * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi), np.zeros(len(t))
+    rises = rises * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
+    now, before = np.ones(len(t)), np.zeros(len(t))
     roots, out = np.sqrt(np.arange(order + 1.0)), np.empty(order)
     for m in range(1, order + 1):
-        out[m - 1] = now.sum()
+        # Added in turn: the last bits of a release decide on draws that follow from its digest.
+        out[m - 1] = np.cumsum(rises * now / roots[m])[-1:].sum()
         now, before = (t * now - roots[m - 1] * before) / roots[m], now
-    return np.asarray(out / roots[1:])
+    return out
 
 
 def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:

@@ -445,6 +445,10 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "vglm refit": ("vglm debiased", lambda fit: fit.refit),
     "vglm debiased coefficients": ("vglm debiased", lambda fit: fit.debiased),
     "impute regression": ("impute", lambda fit: fit.regress()),
+    "impute rows regression": (
+        "impute rows",
+        lambda fit: fit.fit(lambda table: fs.FederatedOLS.from_formula("y ~ x + z", table).fit()),
+    ),
     "laser calibration": ("laser", lambda fit: fit.calibration),
     "m2sem bootstrap": ("m2sem", lambda fit: fit.bootstrap(4)),
     "m2sem outside": ("m2sem", lambda fit: fit.outside("outside")),

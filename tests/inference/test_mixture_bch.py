@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 from sklearn.mixture import GaussianMixture
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError
 from fedstat.inference.mixtures import (
     OutsideResults,
     SumsByMostLikelyCluster,
@@ -117,8 +117,6 @@ def test_clusters_that_nobody_is_in():
     sums = SumsByMostLikelyCluster(np.array([50.0, 0.0]), np.zeros((2, 1)), np.zeros((2, 1, 1)))
     with pytest.raises(EstimationError, match="most likely one of no entity"):
         outside("y", "", (), classification_errors(r), sums)
-    with pytest.raises(ModelError, match="alpha"):
-        outside("y", "", (), np.eye(2), sums, alpha=2.0)
     with pytest.raises(EstimationError, match="cluster 2 has no entities"):
         outside("y", "", (), np.eye(2), sums)
 

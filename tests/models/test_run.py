@@ -21,8 +21,9 @@ BEFORE_A_FIT = {
     "horizontal/model.py": "_settle",
     "vertical/model.py": "__init__",
     "m2sem/model.py": "__init__",
+    "impute/protocol.py": "_run",
 }
-"""Functions that agree on columns when a model is made."""
+"""Functions that agree on columns when a model is made, or on cells that are imputed."""
 AFTER_A_FIT = {"vertical/prediction/protocol.py": "released_specs", "m2sem/prediction.py": "predict_clusters"}
 """Functions that ask for what the plan of the fit, or of the prediction, has announced."""
 

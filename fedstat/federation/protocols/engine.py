@@ -133,8 +133,7 @@ class LocalEngine(RoundEngine):
 
     def __init__(self, sites: Mapping[str, SiteEndpoint]) -> None:
         self._answer_functions: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
-        rows = sum(site.data.table.n_rows for site in sites.values() if isinstance(site, Site))
-        self._threads = min(processors(), len(sites)) if rows >= MANY_ROWS else 1
+        self._sites = [site for site in sites.values() if isinstance(site, Site)]
         policies = [getattr(site, "policy", None) for site in sites.values()]
         self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
 
@@ -142,8 +141,8 @@ class LocalEngine(RoundEngine):
         by_site: dict[str, list[Request]] = {}
         for request in requests:
             by_site.setdefault(request.site, []).append(request)
-        threads = min(self._threads, len(by_site))
-        if threads < 2:
+        threads = min(processors(), len(by_site))
+        if threads < 2 or sum(site.data.table.n_rows for site in self._sites) < MANY_ROWS:
             return [self._send(request, ledger) for request in requests]
         with ThreadPoolExecutor(threads) as pool:
             asked = {

@@ -355,7 +355,7 @@ def ranked(formula, **given):
         ),
         (lambda: fs.table_one(partition(), "age", nonnormal="age"), ModelError, r"write \['age'\]"),
         (lambda: fs.table_one(partition(), "arm", by="arm"), ModelError, "by: column 'arm' is in the table"),
-        (lambda: fs.table_one(partition(), "age", by=["arm"]), ModelError, "by: expected the name of one"),
+        (lambda: fs.table_one(partition(), "age", by=["arm"]), ModelError, "by: expected a text, such as"),
         (lambda: fs.quantiles(partition(), ["age"], bounds=BOUNDS), ModelError, "call the function for each"),
         (lambda: fs.histogram(partition(), None, bounds=BOUNDS), ModelError, "column: expected the name"),
         (lambda: fs.quantiles(partition(), "age", by="age", bounds=BOUNDS), ModelError, "by: 'age' is the"),

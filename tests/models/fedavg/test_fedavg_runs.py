@@ -135,7 +135,7 @@ OUT_OF_RANGE = [
     (fs.FedAvg, {"learning_rate": "0.1"}, "learning_rate"),
     (fs.FedAvg, {"seed": -1}, "seed: expected a whole number, 0 or more"),
     (fs.FedAvg, {"seed": 2**63}, "seed: expected a whole number below"),
-    (fs.FedAvg, {"standardize": "yes"}, "standardize: expected one of True, False"),
+    (fs.FedAvg, {"standardize": "yes"}, "standardize: expected True or False"),
     (fs.FedAvg, {"init": [np.nan, 0, 0, 0]}, "init: expected an array of finite coefficients"),
     (fs.FedAvg, {"init": np.zeros((2, 2))}, "init: expected an array of finite coefficients"),
     (fs.FedAvgM, {"momentum": 1.0}, r"momentum: expected a number in \[0, 1\), received 1.0"),

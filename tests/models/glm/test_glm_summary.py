@@ -246,7 +246,7 @@ def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     assert note.startswith("Sums over rows were masked over 4 sites") and "except the own fits" in note
     assert lines(result)["Sums"] == "masked over 4 sites"
     _, without = fit(local=False).notes
-    assert "no site's part. This holds" in without
+    assert "no single site's contribution. This holds" in without
     assert "except the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
 
 

@@ -233,7 +233,7 @@ def test_another_response_has_the_maximum_of_the_pooled_likelihood(link):
     used = as_used(study, result).table
     if result._held.exchange.plan.left_out:
         used = used[used[study.covariates].notna().any(axis=1)]
-    oracle = PooledJoint(used["y"], used[oracle_names(study, result)], link)
+    oracle = PooledJoint(used["y"], used[oracle_names(study, result)], link, nodes=80)
     theta = all_parameters(result, oracle)
     information = oracle.information(theta)
     assert result.converged and result._held.exchange.columns
