@@ -405,6 +405,11 @@ FITS: dict[str, Fit] = {
 }
 FITS |= {name: of(name, "rows", PLAIN[name].format(x="x")) for name in PLAIN if name != "FederatedOLS"}
 
+
+def line_of(partition):
+    return fs.FederatedOLS.from_formula(LINEAR, partition).fit()
+
+
 MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "ols heterogeneity": ("ols", lambda fit: fit.heterogeneity),
     "ols random effects of sites": ("ols", lambda fit: fit.heterogeneity.random_effects_of(["x", "z"])),
@@ -445,10 +450,7 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "vglm refit": ("vglm debiased", lambda fit: fit.refit),
     "vglm debiased coefficients": ("vglm debiased", lambda fit: fit.debiased),
     "impute regression": ("impute", lambda fit: fit.regress()),
-    "impute rows regression": (
-        "impute rows",
-        lambda fit: fit.fit(lambda table: fs.FederatedOLS.from_formula("y ~ x + z", table).fit()),
-    ),
+    "impute rows regression": ("impute rows", lambda fit: fit.fit(line_of)),
     "laser calibration": ("laser", lambda fit: fit.calibration),
     "m2sem bootstrap": ("m2sem", lambda fit: fit.bootstrap(4)),
     "m2sem outside": ("m2sem", lambda fit: fit.outside("outside")),
