@@ -120,6 +120,13 @@ class CategoryRecord(EstimateRecord):
 class CategoryPrediction:
     """Predicted probabilities by row and category, with standard errors.
 
+    Attributes
+    ----------
+    predicted_mean, se_mean : Series
+        Probabilities and their standard errors, by row and category.
+    test_distribution : scipy distribution
+        Normal, or Student's t.
+
     Examples
     --------
     >>> import fedstat as fs

@@ -249,14 +249,15 @@ class RowImputations(Report):
     --------
     >>> import fedstat as fs, numpy as np
     >>> table = fs.datasets.make_hospitals()
-    >>> table.loc[table.index % 4 == 0, "chol"] = np.nan
+    >>> table.loc[table.index % 4 == 0, "thalach"] = np.nan
     >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-    >>> imputations = fs.impute(partition, "num ~ age + chol", m=2, iterations=2, seed=1)
-    >>> pooled = imputations.fit(lambda table: fs.FederatedOLS.from_formula("num ~ age + chol", table).fit())
+    >>> imputations = fs.impute(partition, "num ~ age + thalach", m=2, iterations=2, seed=1)
+    >>> model = lambda table: fs.FederatedOLS.from_formula("num ~ age + thalach", table)
+    >>> pooled = imputations.fit(lambda table: model(table).fit())
     >>> pooled.params.index.tolist(), imputations.table(0).n_entities
-    (['Intercept', 'age', 'chol'], 920)
+    (['Intercept', 'age', 'thalach'], 920)
     >>> imputations.tidy()["column"].tolist(), len(imputations.trace), len(imputations.glance())
-    (['chol'], 12, 1)
+    (['thalach'], 12, 1)
     """
 
     def __init__(self, found: ImputedRows) -> None:
