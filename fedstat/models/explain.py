@@ -150,7 +150,7 @@ class Explainable:
     if not TYPE_CHECKING:  # so that a misspelled name is still found by type checkers
 
         def __getattr__(self, name: str) -> Any:
-            """State that a fit returns what was asked for."""
+            """State that a fit returns what the analyst requested."""
             if name in OF_RESULTS:
                 raise AttributeError(
                     f"{type(self).__name__} has no {name!r}: it is a model. Its results have it: call .fit()"

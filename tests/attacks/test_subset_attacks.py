@@ -161,7 +161,7 @@ SEARCHES = {
 
 
 def alone(policy: object) -> tuple[fs.ClientPartition, np.ndarray]:
-    """Sites with columns that nobody publishes; the values of x at S0, which no other site exceeds."""
+    """Sites with columns that are not published; the values of x at S0, which no other site exceeds."""
     table = people(60)
     there = table["site"] == "S0"
     table.loc[~there, "x"] = table.loc[~there, "x"].clip(-1.0, 1.0).to_numpy()

@@ -22,7 +22,7 @@ MOST_IMPUTATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class ImputedTable:
-    """One completed table: of which imputation, which chain, after how many draws, and without a column."""
+    """One completed table: its imputation, chain and number of draws, and the column that it leaves out."""
 
     token: str
     chain: int
@@ -48,7 +48,7 @@ class ImputedCells:
             if name in filled and name != table.without and len(rows):
                 column = filled[name].to_numpy(dtype=object, copy=True)
                 column[rows] = self.values[name][table.chain]
-                # A column of numbers stays one; categories are told by their texts.
+                # A column of numbers stays one; categories are recognized by their texts.
                 numbers = pd.api.types.is_numeric_dtype(filled[name].dtype)
                 dtype = np.float64 if numbers else object
                 filled[name] = pd.Series(column, filled.index).astype(dtype)

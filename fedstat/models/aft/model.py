@@ -34,7 +34,7 @@ class AFTPlan(OwnFitsPlan):
     """Facts about a model of times before it is fitted."""
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
-        """Name the evaluations of Newton's method, of which the model without covariates takes a part."""
+        """Name the evaluations of Newton's method; the model without covariates takes a part of them."""
         return [IterationLoop(("sum_scores",), 2 * int(self.given["maxiter"]))]
 
 

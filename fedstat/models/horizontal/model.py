@@ -409,7 +409,7 @@ class HorizontalModel(Explainable):
 
     @property
     def _mask_counts(self) -> bool:
-        """Whether to mask counts for knots, of which only sums are used: as sums of a fit are by default."""
+        """Whether to mask counts for knots, as sums of a fit are by default: only their sums are used."""
         return self._pinned and hides(len(self.sites)) and bool(splines_without_knots(self.question))
 
     def _drop_columns(self, columns: Sequence[str]) -> bool:

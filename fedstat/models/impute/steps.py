@@ -32,7 +32,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 FAMILY = "impute_rows"
 MOST_CHAINS = 200
 DONORS = 5
-"""Rows with observed values and the nearest predictions, of which predictive mean matching takes one."""
+"""Rows with observed values and the nearest predictions; predictive mean matching takes one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,7 +323,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         Parameters
         ----------
         exog : ClientPartition, table of pandas, polars or pyarrow, or dict of columns, optional
-            New entities, with any pattern of missing blocks. Of a partition, sites may be absent, and the
+            New entities, with any pattern of missing blocks. Sites of a partition may be absent, and the
             response is not needed (see ``new_data=True`` of its constructors). A table has columns of the
             fit: rows that the analyst has, for which nothing is requested. A site lacks a row without a value
             in any of its columns. The default is :attr:`fittedvalues`, if the fit has them.
