@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import cache
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -120,6 +121,15 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
+def threads_of(count: int) -> ThreadPoolExecutor:
+    """Return this number of threads; each new one would keep memory of its own."""
+    return ThreadPoolExecutor(count, "fedstat site")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=threads_of.cache_clear)
+
 MANY_ROWS = 100_000
 """Rows of all sites together from which sites in one process answer in threads."""
 
@@ -144,10 +154,11 @@ class LocalEngine(RoundEngine):
         threads = min(processors(), len(by_site))
         if threads < 2 or sum(site.data.table.n_rows for site in self._sites) < MANY_ROWS:
             return [self._send(request, ledger) for request in requests]
-        with ThreadPoolExecutor(threads) as pool:
-            asked = {
-                site: pool.submit(copy_context().run, self._ask_in_turn, own) for site, own in by_site.items()
-            }
+        pool = threads_of(threads)
+        asked = {
+            site: pool.submit(copy_context().run, self._ask_in_turn, own) for site, own in by_site.items()
+        }
+        wait(asked.values())  # also where one of them fails
         outcomes = {site: iter(one.result()) for site, one in asked.items()}
         answered = [(request, one) for request in requests for one in islice(outcomes[request.site], 1)]
         for request, outcome in answered:
