@@ -32,14 +32,19 @@ class ImputedTable:
 
 @dataclass(slots=True, eq=False)
 class ImputedCells:
-    """Drawn cells of all chains: by column the rows (k,), and the values of each chain (k,)."""
+    """Drawn cells of all chains: by column its kind, the rows (k,), and the values of each chain (k,)."""
 
     n_rows: int
-    columns: tuple[str, ...]
     chains: int
+    kinds: dict[str, str]
     rows: dict[str, Ints]
     values: dict[str, list[Any]] = field(default_factory=dict)
     draws: int = 0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the imputation."""
+        return tuple(self.kinds)
 
     def fill(self, frame: pd.DataFrame, table: ImputedTable) -> pd.DataFrame:
         """Return a table with the drawn cells of one chain."""

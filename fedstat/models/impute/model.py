@@ -70,7 +70,7 @@ def impute(
         Different rows: draws of each column in each chain.
     numbers : {"normal", "matching"}
         Different rows: numbers are drawn from the linear regression, or by predictive mean matching among the
-        rows of the site.
+        rows of the site. Sites that remember all sums, as under the strict policy, copy no values.
 
     Returns
     -------

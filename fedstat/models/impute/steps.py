@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import special
 
 from fedstat import codec
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DescriptionError, DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.facts import column_facts
 from fedstat.federation.design.formula.syntax_tree import Column
@@ -21,7 +21,7 @@ from fedstat.federation.design.imputed_cells import (
     imputed_cells,
 )
 from fedstat.federation.design.site_rows import RowsRequest, design_matrix
-from fedstat.federation.disclosure.facts import LevelRowCounts
+from fedstat.federation.disclosure.facts import LevelRowCounts, RowGroups
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control, schema
@@ -86,7 +86,8 @@ def begin_imputation(
     """Count the missing cells, and fill them by values that this site has observed.
 
     A column with few missing cells, or few observed ones, is not imputed: tables of two chains differ in
-    these cells alone, and so do sums over them.
+    these cells alone, and so do sums over them. The coordinator chooses what is drawn, so that sums over the
+    drawn rows of a column are released: these rows are compared with those of models.
     """
     state.report(column_facts(request.columns))
     if not 2 <= request.chains <= MOST_CHAINS or len(request.token) < 32:
@@ -100,9 +101,10 @@ def begin_imputation(
     for name in request.columns:
         count = int(lacking[name].sum())
         state.report(LevelRowCounts(f"missing cells of '{name}'", [0 if name in few else count]))
-    cells = ImputedCells(len(frame), request.columns, request.chains, rows)
-    kinds = {name: _kind(series[name], lacking[name].to_numpy(), name, data.name) for name in series}
+    kinds = {name: _kind(series[name], lacking[name].to_numpy(), name, data.name) for name in request.columns}
+    cells = ImputedCells(len(frame), request.chains, kinds, rows)
     for name, places in rows.items():
+        state.report(RowGroups("", np.zeros(len(places), dtype=np.int64), places, of_models=True))
         rng = _generator(data, request.seed, name, 0)
         seen = series[name].to_numpy(dtype=object)[~lacking[name].to_numpy()]
         cells.values[name] = [rng.choice(seen, len(places)) for _ in range(request.chains)]
@@ -183,6 +185,13 @@ def draw_cells(
     if not len(beta) == len(estimate) == len(sigma) == cells.chains or beta.shape != estimate.shape:
         raise MessageError(f"{data.name}: expected coefficients and deviations of {cells.chains} chains")
     places = cells.rows.get(request.column, np.zeros(0, dtype=np.int64))
+    if request.matched and data.policy.remember == "all":
+        raise DescriptionError.of_rule(
+            "differencing",
+            data.name,
+            "refuses predictive mean matching, which copies values of single rows; numbers='normal' copies "
+            "none",
+        )
     if len(places):
         predictors = Predictors(data, question, spec)
         drawn = [
@@ -196,6 +205,10 @@ def draw_cells(
 
 def _check_model(data: SiteData, question: RowsRequest, cells: ImputedCells, request: DrawRequest) -> None:
     """Require a model of the columns as they stand: functions of them could single out rows."""
+    own = cells.kinds.get(request.column)
+    # A site without values has no kind, and zeros and ones may be numbers at another site.
+    if own and request.kind != own and (own, request.kind) != ("binary", "number"):
+        raise MessageError(f"{data.name}: a column is drawn as what it is, a number or a category")
     plain = all(isinstance(f.tree, Column) for term in question.read_every_term() for f in term)
     read = {*question.columns, *question.response_columns, request.column}
     if not plain or not read <= set(cells.columns) or request.column in question.columns or question.imputed:
