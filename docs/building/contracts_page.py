@@ -94,7 +94,7 @@ def _sums_without_terms() -> Iterator[str]:
     )
     yield "| family | step | reason |"
     yield "|---|---|---|"
-    for (family, step), reason in (stated() | FURTHER_WEIGHTS).items():
+    for (family, step), reason in sorted((stated() | FURTHER_WEIGHTS).items()):
         yield f"| {family} | {step} | {reason[0].upper()}{reason[1:]}. |"
 
 
