@@ -198,10 +198,10 @@ class NeighborAgreement(KeyAgreement):
 @lru_cache(FEW_SESSIONS)
 def _not_committed(
     session: str, sites: tuple[str, ...], shown: tuple[bytes, ...], said: tuple[bytes, ...]
-) -> list[str]:
+) -> tuple[str, ...]:
     """Return the sites whose key is not the one that they said; sites in one process all ask the same."""
     triples = zip(sites, shown, said, strict=True)
-    return [name for name, key, committed in triples if _commitment(session, name, key) != committed]
+    return tuple(name for name, key, committed in triples if _commitment(session, name, key) != committed)
 
 
 def _commitment(session: str, site: str, key: bytes) -> bytes:

@@ -122,13 +122,13 @@ def processors() -> int:
 
 
 @cache
-def threads_of(count: int) -> ThreadPoolExecutor:
-    """Return this number of threads; each new one would keep memory of its own."""
-    return ThreadPoolExecutor(count, "fedstat site")
+def site_threads() -> ThreadPoolExecutor:
+    """Return a thread for each processor; new ones in each round would keep memory of their own."""
+    return ThreadPoolExecutor(processors(), "fedstat site")
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of the threads
-    os.register_at_fork(after_in_child=threads_of.cache_clear)
+    os.register_at_fork(after_in_child=site_threads.cache_clear)
 
 MANY_ROWS = 100_000
 """Rows of all sites together from which sites in one process answer in threads."""
@@ -147,16 +147,19 @@ class LocalEngine(RoundEngine):
         policies = [getattr(site, "policy", None) for site in sites.values()]
         self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
 
+    @property
+    def _rows(self) -> int:
+        return sum(site.data.table.n_rows for site in self._sites)
+
     def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
         by_site: dict[str, list[Request]] = {}
         for request in requests:
             by_site.setdefault(request.site, []).append(request)
-        threads = min(processors(), len(by_site))
-        if threads < 2 or sum(site.data.table.n_rows for site in self._sites) < MANY_ROWS:
+        if min(processors(), len(by_site)) < 2 or self._rows < MANY_ROWS:
             return [self._send(request, ledger) for request in requests]
-        pool = threads_of(threads)
         asked = {
-            site: pool.submit(copy_context().run, self._ask_in_turn, own) for site, own in by_site.items()
+            site: site_threads().submit(copy_context().run, self._ask_in_turn, own)
+            for site, own in by_site.items()
         }
         wait(asked.values())  # also where one of them fails
         outcomes = {site: iter(one.result()) for site, one in asked.items()}
