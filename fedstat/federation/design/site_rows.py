@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -591,3 +591,11 @@ def block_names(code: Ints, size: int) -> list[str]:
     """Name the blocks of :func:`block_means` of rows with these codes (n,)."""
     division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
     return [f"block {division} {place}" for place in range(count_blocks(code, size))]
+
+
+def quantile_places(counts: Floats, shares: Floats, end: Callable[[Floats], Floats]) -> Ints:
+    """Return the interval of each quantile, (G, Q), from counts (G, J): of the row before or after it."""
+    upto = counts.cumsum(axis=1)
+    positions = end(shares * np.maximum(upto[:, -1:] - 1.0, 0.0))
+    found = [np.searchsorted(row, at, side="right") for row, at in zip(upto, positions, strict=True)]
+    return np.asarray(np.minimum(np.array(found), counts.shape[1] - 1), dtype=np.int64)

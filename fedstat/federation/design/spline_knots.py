@@ -36,6 +36,7 @@ from fedstat.federation.design.site_rows import (
     block_means,
     block_names,
     find_complete_rows,
+    quantile_places,
     subset_counts,
 )
 from fedstat.federation.disclosure.facts import ColumnSums, LevelRowCounts, RowCount, RowsUsed
@@ -201,9 +202,8 @@ class IntervalCounts:
     @property
     def places(self) -> Ints:
         """Intervals of the rows on both sides of each quantile, (2, Q), by numpy's rule."""
-        total = np.cumsum(self.counts)
-        position = self.shares * max(total[-1] - 1.0, 0.0)
-        return np.array([np.searchsorted(total, end(position), side="right") for end in (np.floor, np.ceil)])
+        counts = self.counts[None]
+        return np.concatenate([quantile_places(counts, self.shares, end) for end in (np.floor, np.ceil)])
 
     @property
     def ends(self) -> tuple[Floats, Floats]:

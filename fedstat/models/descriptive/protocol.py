@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,12 @@ from fedstat.codec import to_json
 from fedstat.errors import DesignError, EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign, open_requests
 from fedstat.federation.design.horizontal_steps import standardization
+from fedstat.federation.design.site_rows import quantile_places
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
 from fedstat.models.descriptive.steps import ENOUGH, CellsRequest
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,14 +353,6 @@ def divided_edges(counts: CellCounts, shares: Floats) -> Floats:
 ENDS = (np.floor, np.ceil)
 DIVISIONS = 32
 """Parts of an interval in which a quantile is."""
-
-
-def quantile_places(counts: Floats, shares: Floats, end: Callable[[Floats], Floats]) -> Ints:
-    """Return the interval of each quantile, (G, Q), from counts (G, J): of the row before or after it."""
-    upto = counts.cumsum(axis=1)
-    positions = end(shares * np.maximum(upto[:, -1:] - 1.0, 0.0))
-    found = [np.searchsorted(row, at, side="right") for row, at in zip(upto, positions, strict=True)]
-    return np.asarray(np.minimum(np.array(found), counts.shape[1] - 1), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import parse_term
+from fedstat.federation.design.site_rows import quantile_places
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
@@ -30,7 +31,6 @@ from fedstat.models.descriptive.protocol import (
     category_table,
     correlation,
     number_table,
-    quantile_places,
     rank_correlation,
     request_of,
 )
