@@ -12,6 +12,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import DerivedReport
 from fedstat.inference.tables import WIDTH, Sheet, number
 from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 MOST_TIMES = 12
 """Times of a row that a summary lists."""
 NOTES = Catalogue(info={"conditions": "{note}"})
+
+
+def survival_table(
+    rows: pd.Index, times: Floats, survival: Floats, conf_low: Floats, conf_high: Floats
+) -> pd.DataFrame:
+    """Return one row for each row and time, from arrays (m, J)."""
+    columns = {"survival": survival, "conf_low": conf_low, "conf_high": conf_high}
+    index = {"row": np.repeat(rows.to_numpy(), len(times)), "time": np.tile(times, len(rows))}
+    return pd.DataFrame({**index, **{name: values.ravel() for name, values in columns.items()}})
 
 
 class PredictedSurvival(DerivedReport):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_params, inherits_signature
-from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, Remedy, warn
+from fedstat.errors import ConvergenceWarning, FormulaError, Remedy, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import IterationLoop
@@ -97,8 +97,6 @@ class FederatedAFT(HorizontalModel):
         **settings: Any,
     ) -> None:
         check_choice("distribution", distribution, tuple(LIFETIMES))
-        if settings.get("freq_weights") is not None and settings.get("var_weights") is not None:
-            raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         if not formula.intercept:
             raise FormulaError(
                 "formula: the constant of the times is always part of this model; leave 0 or - 1 out"

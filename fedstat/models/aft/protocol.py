@@ -11,7 +11,6 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
-from fedstat.federation.design.horizontal_steps import translation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.recession import name_columns, receding
 from fedstat.kernels.categories import moved
@@ -152,25 +151,21 @@ def unbounded(
     )
 
 
-def open_at(session: RowsSession, fit: AFTFit) -> FitProtocol[Mapping[str, Array]]:
-    """Open the rows of a fit again, evaluate its estimate, and return the arrays that name it."""
+def open_at(session: RowsSession, fit: AFTFit) -> FitProtocol[tuple[RowsDesign, Mapping[str, Array]]]:
+    """Open the rows of a fit again, evaluate its estimate, and return their design and the arrays of it."""
     K = len(session.sites)
     replies = yield session.opening() + session.request_all("start", {}, to_json(fit.request))
     design = session.opened(replies[: 2 * K])
     gamma = np.asarray(np.linalg.solve(moved(fit.map, to_units(design)), fit.params))
     point = standardized_point(design, gamma)
     yield session.request_all("sum_scores", point)
-    return point
+    return design, point
 
 
 def sum_effects(session: RowsSession, fit: AFTFit, request: TimesRequest) -> FitProtocol[ChangedSums]:
     """Request sums over the rows of changes by variables; slopes are in the units of the data."""
-    point = yield from open_at(session, fit)
+    design, point = yield from open_at(session, fit)
     replies = yield session.request_all("sum_changes", point, to_json(request))
-    back = np.linalg.inv(
-        translation(
-            np.zeros_like(point["shift"]), np.ones_like(point["scale"]), point["shift"], point["scale"]
-        )
-    )
+    back = np.linalg.inv(to_units(design))
     counts = level_counts(replies, ChangesRequest(request.changes))
     return ChangedSums(add(replies, "effects"), add(replies, "slopes") @ back, counts)

@@ -16,7 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.effects import Means
 from fedstat.inference.estimate import INTERCEPT, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.predicted_survival import PredictedSurvival
+from fedstat.inference.predicted_survival import PredictedSurvival, survival_table
 from fedstat.inference.tables import WIDTH, Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
 from fedstat.models.aft.steps import FAMILY, MOST_TIMES, TimesRequest, time_jet
@@ -24,7 +24,8 @@ from fedstat.models.checks import HeldRows, check_choice, check_level
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.notes import NOTES as OF_ROWS
+from fedstat.models.horizontal.notes import TWICE_TOO_SMALL, few_events
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.response import RowsResponse, check_groups, divided
 from fedstat.models.horizontal.results import OFFSET, RowsBasis, rows_estimate, weight_line
@@ -36,22 +37,16 @@ from fedstat.models.horizontal.site_results import (
 )
 from fedstat.models.margins import Change, MeanJet
 from fedstat.models.results import EstimateRecord
+from fedstat.models.rows.predictors import PredictorResults
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
-FEW_EVENTS = 10
-"""Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
 POINTS, LAST = 100, 0.05
 """Times of a curve by default, up to the time at which the highest of them falls to a share."""
 NOTES = Catalogue(
-    warning={
-        "few_events": "There are {ratio:.1f} events for each coefficient. With fewer than {least}, "
-        "estimates are biased away from zero and intervals are unreliable.",
-    },
     info={
         "independent_rows": "The likelihood ratio test supposes independent rows. Wald tests allow for "
         "clusters by '{groups}'.",
-        "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
         "distribution": "The distribution of times is assumed to be {words}, with one scale. Compare the AIC "
         "of other distributions.",
     },
@@ -79,7 +74,7 @@ class AFTRecord(EstimateRecord):
     basis: RowsBasis
 
 
-class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRecord):
+class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTRecord):
     """Results of :meth:`fedstat.FederatedAFT.fit`; coefficients are logarithms of time ratios.
 
     `params` end with ``log(scale)``, the logarithm of sigma, as in R's ``survreg``, unless sigma is one.
@@ -140,21 +135,6 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
     def events(self) -> int:
         """Rows with an event, times their frequency weights."""
         return self._record.fit.events
-
-    @property
-    def iterations(self) -> int:
-        """Steps of Newton's method from the fit without covariates, and the last evaluation."""
-        return len(self._record.fit.trace)
-
-    @property
-    def df_resid(self) -> float:
-        """Rows less the number of parameters."""
-        return self.nobs - len(self.estimate.names)
-
-    @property
-    def llnull(self) -> float:
-        """Log-likelihood without covariates, with the offset."""
-        return self._record.fit.null
 
     # -- ratios and predictions --------------------------------------------------------------------
 
@@ -327,23 +307,15 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
             times = last * np.arange(1.0, POINTS + 1.0) / POINTS
         points = grid_points(times, None)
         z = (np.log(points) - eta[:, None]) / self.scale
-        X, (m, J), q = found.X, z.shape, len(fit.gamma)
+        X, q = found.X, len(fit.gamma)
         # Derivatives of z by the coefficients, and by log sigma if it is estimated.
-        slopes = np.zeros((m, J, q))
+        slopes = np.zeros((*z.shape, q))
         slopes[..., : X.shape[1]] = -X[:, None, :] / self.scale
         slopes[..., X.shape[1] :] = -z[..., None]
         error = np.sqrt(np.einsum("mjp,pq,mjq->mj", slopes, self._cov(), slopes))
         half = self._combined_distribution.isf(alpha / 2.0) * error
-        survival, low, high = (lifetimes.survival(one)[0].ravel() for one in (z, z + half, z - half))
-        table = pd.DataFrame(
-            {
-                "row": np.repeat(frame.index.to_numpy(), J),
-                "time": np.tile(points, m),
-                "survival": survival,
-                "conf_low": low,
-                "conf_high": high,
-            }
-        )
+        shares = (lifetimes.survival(one)[0] for one in (z, z + half, z - half))
+        table = survival_table(frame.index, points, *shares)
         note = f"The distribution of times is assumed to be {lifetimes.words}, with one scale for all sites."
         return PredictedSurvival(table, alpha=alpha, steps=False, note=note, sources=(self,))
 
@@ -456,15 +428,14 @@ class AFTResults(SiteFitsResults, saved_as="fedstat aft results 1", record=AFTRe
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         fit, est = self._record.fit, self.estimate
-        if fit.events < FEW_EVENTS * len(fit.gamma):
-            yield NOTES.note("few_events", ratio=fit.events / len(fit.gamma), least=FEW_EVENTS)
+        yield from few_events(fit.events, len(fit.gamma))
         if fit.clustering is not None:
             yield from fit.clustering.notes(est.names, est.terms, corrected_fit(correction="CR2"))
             for shared in fit.shared:
                 yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
             yield NOTES.note("independent_rows", groups=fit.clustering.groups)
         yield from self._left_out_note()
-        yield NOTES.note("censoring")
+        yield OF_ROWS.note("censoring")
         yield NOTES.note("distribution", words=fit.request.lifetimes.words)
         yield from self._masking_note()
         yield from self._own_fits_note()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import MessageError
 from fedstat.federation.design.formula.syntax_tree import iter_columns
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.design.site_rows import CompleteRows
@@ -18,7 +18,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import control
 from fedstat.kernels.lifetimes import LIFETIMES, Lifetimes
-from fedstat.models.horizontal.rows import summed
+from fedstat.models.horizontal.rows import require_numbers_of_rows, summed
 from fedstat.models.horizontal.variable_changes import sum_changes_of
 from fedstat.models.margins import Change, ChangesRequest, MeanJet
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective
@@ -196,13 +196,8 @@ class SiteTimes(PredictorObjective):
         ):
             raise MessageError(f"{data.name}: the model opened no times, or not this column of clusters")
         site = cls(opened, request, state.entities)
-        if question.counts_rows and (
-            broken := sum(int((rows.weight % 1.0 != 0.0).sum()) for rows in site.chunks())
-        ):
-            raise DesignError(
-                f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
-                "whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights"
-            )
+        if question.counts_rows:
+            require_numbers_of_rows(opened, site.weight, "survreg")
         state.report(*site.sums_of_times())
         if not request.lifetimes.proportional:
             state.report(*site.products_by_event())
@@ -233,14 +228,18 @@ class SiteTimes(PredictorObjective):
         columns = tuple(dict.fromkeys(iter_columns(survival.times[-1])))
         factor = facts.FormulaFactor(f"log({', '.join(columns)})", columns, ("log",))
         yield facts.ColumnSums([factor], used)
-        weight = np.concatenate([one.weight for one in self.chunks()])
-        weights = weight if self.opened.question.weights else None
+        weights = self.weight if self.opened.question.weights else None
         yield facts.SummedProducts(
             lambda: (np.log(one.stop)[:, None] for one in self.chunks()),
             [factor.text],
             np.flatnonzero(used),
             weights=weights,
         )
+
+    @property
+    def weight(self) -> Floats:
+        """Weights of the rows, (n,)."""
+        return np.concatenate([np.zeros(0), *(one.weight for one in self.chunks())])
 
     def chunks(self) -> Iterator[TimedRows]:
         """Yield the rows, part by part."""

@@ -68,6 +68,7 @@ from fedstat.models.margins import (
     shown_effects,
 )
 from fedstat.models.results import EstimateRecord
+from fedstat.models.rows.predictors import PredictorResults
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class CategoryPrediction:
         return pd.DataFrame({**columns, "mean_ci_lower": low, "mean_ci_upper": high})
 
 
-class CategoryResults(SiteFitsResults):
+class CategoryResults(PredictorResults):
     """Results of a regression of categories.
 
     Attributes
@@ -232,21 +233,6 @@ class CategoryResults(SiteFitsResults):
     def categories(self) -> tuple[Any, ...]:
         """Categories of the response, in order."""
         return self._record.fit.categories
-
-    @property
-    def iterations(self) -> int:
-        """Steps of Newton's method, and the last evaluation."""
-        return len(self._record.fit.trace)
-
-    @property
-    def df_resid(self) -> float:
-        """Rows less the number of parameters."""
-        return self.nobs - len(self.estimate.names)
-
-    @property
-    def llnull(self) -> float:
-        """Log-likelihood without covariates, with the offset."""
-        return self._record.fit.null
 
     def pseudo_rsquared(self) -> float:
         """Pseudo R-squared of McFadden."""

@@ -14,7 +14,7 @@ from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema
 from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.predicted_survival import MOST_TIMES, PredictedSurvival
+from fedstat.inference.predicted_survival import MOST_TIMES, PredictedSurvival, survival_table
 from fedstat.inference.summary import WIDTH, DerivedReport
 from fedstat.inference.survival_curves import KnownCurve
 from fedstat.inference.tables import Sheet, number
@@ -184,16 +184,8 @@ class BaselineHazard(DerivedReport):
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.exp(stats.norm.isf(alpha / 2.0) * self._errors(found.X) / self.hazard)
         spread = np.where(self.hazard > 0.0, spread, 1.0)
-        m, J = len(frame), len(self.times)
-        return pd.DataFrame(
-            {
-                "row": np.repeat(frame.index.to_numpy(), J),
-                "time": np.tile(self.times, m),
-                "survival": np.exp(-total).ravel(),
-                "conf_low": np.exp(-total * spread).ravel(),
-                "conf_high": np.exp(-total / spread).ravel(),
-            }
-        )
+        low, high = np.exp(-total * spread), np.exp(-total / spread)
+        return survival_table(frame.index, self.times, np.exp(-total), low, high)
 
     @takes_alpha
     def plot(self, frame: HeldRows, ax: Axes | None = None, *, alpha: float = 0.05) -> Axes:

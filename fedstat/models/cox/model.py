@@ -152,8 +152,6 @@ class FederatedCox(HorizontalModel):
     @takes_parsed
     @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        if settings.get("freq_weights") is not None and settings.get("var_weights") is not None:
-            raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         if not formula.intercept:
             raise FormulaError(
                 "formula: a Cox model has no intercept, and levels are compared with a reference; leave 0 or "

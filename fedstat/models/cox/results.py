@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,8 @@ from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.notes import NOTES as OF_ROWS
+from fedstat.models.horizontal.notes import TWICE_TOO_SMALL, few_events
 from fedstat.models.horizontal.prediction import GLMPrediction, held_rows
 from fedstat.models.horizontal.results import RowsBasis, weight_line
 from fedstat.models.horizontal.site_results import (
@@ -61,12 +62,7 @@ from fedstat.models.results import EstimateRecord
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
-if TYPE_CHECKING:
-    pass
-
 FORMAT = "fedstat cox results 4"
-FEW_EVENTS = 10
-"""Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
 ASSUMPTIONS = {
     PROPORTIONAL: Assumption(
         PROPORTIONAL,
@@ -106,14 +102,9 @@ NOTES = Catalogue(
             BY_SITE,
         ),
     },
-    warning={
-        "few_events": "There are {ratio:.1f} events for each coefficient. With fewer than {least}, "
-        "estimates are biased away from zero and intervals are unreliable.",
-    },
     info={
         "independent_rows": "Likelihood ratio and score test suppose independent rows. The Wald test allows "
         "for clusters by '{groups}'.",
-        "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
         "merged_intervals": (
             f"The sites merged {MERGED}",
             BY_SITE,
@@ -767,9 +758,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         fit = self._record.fit
-        if fit.events < FEW_EVENTS * len(fit.design.names):
-            ratio = fit.events / len(fit.design.names)
-            yield NOTES.note("few_events", ratio=ratio, least=FEW_EVENTS)
+        yield from few_events(fit.events, len(fit.design.names))
         clustering = (fit.common or fit).clustering
         if clustering is not None:
             est = self.estimate
@@ -780,7 +769,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         if fit.common is not None:
             yield from _common_notes(fit.common)
         yield from self._left_out_note()
-        yield NOTES.note("censoring")
+        yield OF_ROWS.note("censoring")
         yield from self._masking_note()
         empty = fit.common is None and any(own.problem == NO_EVENTS for own in fit.local)
         yield from self._own_fits_note(", except those of a site without events" if empty else "")

@@ -23,7 +23,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.kernels.clusters import Margins
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
-from fedstat.models.horizontal.rows import NOTHING_SUMMED, summed
+from fedstat.models.horizontal.rows import NOTHING_SUMMED, require_numbers_of_rows, summed
 from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, SiteSums, own_part
 from fedstat.models.rows.steps import enter_steps, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -137,12 +137,8 @@ class SiteRisks(Objective):
         if request.strata and len(used) == len(code):  # in a dry run the rows are no rows of a table
             state.report(RowGroups("", code, used, data.policy.min_level_count))
         table, _, _ = risks.rows
-        if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
-            raise DesignError(
-                f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
-                "whole numbers, and frequency weights are numbers of rows. Give other weights as "
-                "var_weights, which are those of R's coxph"
-            )
+        if table.counts:
+            require_numbers_of_rows(opened, table.weight, "coxph")
         if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
             raise DesignError(
                 f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "

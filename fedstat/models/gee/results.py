@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -38,9 +38,6 @@ from fedstat.models.horizontal.results import (
 from fedstat.models.horizontal.site_results import SiteFitsResults, tests_line
 from fedstat.models.margins import MarginalEffects
 from fedstat.typing import Floats
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT = "fedstat gee results 2"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"

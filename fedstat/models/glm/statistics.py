@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, overload
+from typing import Literal, NoReturn, overload
 
 import numpy as np
 import pandas as pd
@@ -21,10 +21,6 @@ from fedstat.models.horizontal.prediction import GLMPrediction, response_dispers
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
 from fedstat.models.horizontal.site_results import SiteFitsResults
 from fedstat.typing import Floats
-
-if TYPE_CHECKING:
-    pass
-
 
 # ----------------------------------------------------------------------------------------------------
 # Records of a fitted model in results, and in their files.

@@ -238,6 +238,8 @@ class HorizontalModel(Explainable):
         self.family = self.distribution.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
+        if self._times and {"freq_weights", "var_weights"} <= self.weights.keys():
+            raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         self._roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
         # Sites whose formulas are "simple" compute splines with published knots alone.

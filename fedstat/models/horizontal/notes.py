@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fedstat.errors import Remedy
-from fedstat.inference.notes import Catalogue
+from fedstat.inference.notes import Catalogue, Note
 
 MASKED = (
     "the coordinator saw only the total, and no single site's contribution{}. This holds if coordinator and "
@@ -29,6 +31,8 @@ SUBSET = (
     "Rows used: {used:,} of {rows:,}. The others are outside of the subset '{subset}' or lack one of the "
     "columns."
 )
+FEW_EVENTS = 10
+"""Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
 LABELS = "{What} by '{groups}' are local: equal labels at two sites are two {what}. "
 
 NOTES = Catalogue(
@@ -52,8 +56,11 @@ NOTES = Catalogue(
         "heterogeneity": "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over "
         "sites: .heterogeneity.",
         "not_proportional": "{meaning}",
+        "few_events": "There are {ratio:.1f} events for each coefficient. With fewer than {least}, "
+        "estimates are biased away from zero and intervals are unreliable.",
     },
     info={
+        "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
         "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
         "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
@@ -77,3 +84,9 @@ NOTES = Catalogue(
         "masking/none": "Sums were not masked: the coordinator saw each site's part.",
     },
 )
+
+
+def few_events(events: int, parameters: int) -> Iterator[Note]:
+    """Warn of a model of times with few events for each of its parameters."""
+    if events < FEW_EVENTS * parameters:
+        yield NOTES.note("few_events", ratio=events / parameters, least=FEW_EVENTS)

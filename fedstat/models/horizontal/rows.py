@@ -280,3 +280,14 @@ SCORES = {
     "totals": summed("sums of weights, deviance, Pearson residuals"),
 }
 """What :func:`describe_sums` releases."""
+
+
+def require_numbers_of_rows(opened: OpenRows, weight: Floats, peer: str) -> None:
+    """Raise a DesignError for frequency weights (n,) that are no whole numbers; `peer` is R's function."""
+    if broken := int((weight % 1.0 != 0.0).sum()):
+        column = opened.question.weights["freq_weights"]
+        raise DesignError(
+            f"site {opened.data.name!r}, column {column!r}: {broken:,} values are "
+            "no whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights, "
+            f"which are those of R's {peer}"
+        )

@@ -14,6 +14,7 @@ from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.categories import moved
 from fedstat.models.horizontal.clusters import Clustering, SharedLabels
+from fedstat.models.horizontal.site_results import SiteFitsResults
 from fedstat.models.rows.newton import LikelihoodSums, OwnEstimate, Parameters, Products
 from fedstat.typing import Array, Floats
 
@@ -88,6 +89,32 @@ class PredictorFit:
     def masked_parts(self) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked, in the units of the data."""
         return self.total.masked_parts(np.asarray(np.linalg.inv(self.back)), self.apart)
+
+
+class PredictorResults(SiteFitsResults):
+    """Results of such a fit.
+
+    Attributes
+    ----------
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+    """
+
+    @property
+    def iterations(self) -> int:
+        """Steps of Newton's method from the fit without covariates, and the last evaluation."""
+        return len(self._fit.trace)
+
+    @property
+    def df_resid(self) -> float:
+        """Rows less the number of parameters."""
+        return self.nobs - len(self.estimate.names)
+
+    @property
+    def llnull(self) -> float:
+        """Log-likelihood without covariates, with the offset."""
+        null: float = self._fit.null
+        return null
 
 
 def own_predictor_fit(places: Floats, intercept: bool, site: int, reply: Reply) -> OwnEstimate:
