@@ -68,16 +68,22 @@ class PredictedSurvival(DerivedReport):
         super().__init__(sources)
         self._table, self._alpha, self._steps, self._note = table, alpha, steps, note
 
+    @property
+    def _curves(self) -> list[pd.DataFrame]:
+        """The table of each row, whose label may not be the only one of its kind."""
+        J = self._table["time"].nunique()
+        return [self._table.iloc[start : start + J] for start in range(0, len(self._table), J)]
+
     def tidy(self) -> pd.DataFrame:
         """One row for each row and time: ``row``, ``time``, ``survival``, ``conf_low``, ``conf_high``."""
         return self._table.copy()
 
     def wide(self) -> pd.DataFrame:
         """Return survival with a column for each row and an index of times, as lifelines has it."""
-        first = self._table["row"] == self._table["row"].iloc[0]
-        names = list(dict.fromkeys(self._table["row"]))
-        values = self._table["survival"].to_numpy().reshape(len(names), -1).T
-        return pd.DataFrame(values, index=pd.Index(self._table["time"][first], name="time"), columns=names)
+        curves = self._curves
+        values = np.column_stack([one["survival"] for one in curves])
+        index = pd.Index(curves[0]["time"], name="time")
+        return pd.DataFrame(values, index=index, columns=[one["row"].iloc[0] for one in curves])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the curves with their intervals.
@@ -91,7 +97,8 @@ class PredictedSurvival(DerivedReport):
         matplotlib Axes
         """
         ax = axes_for(ax, 6.5, 3.8)
-        for place, (label, part) in enumerate(self._table.groupby("row", sort=False)):
+        for place, part in enumerate(self._curves):
+            label = part["row"].iloc[0]
             x, color = np.append(0.0, part["time"]), COLORS[place % len(COLORS)]
             curve, low, high = (np.append(1.0, part[name]) for name in ("survival", "conf_low", "conf_high"))
             style: Any = {"drawstyle": "steps-post"} if self._steps else {}
@@ -107,11 +114,11 @@ class PredictedSurvival(DerivedReport):
         return ax
 
     def _glance(self) -> dict[str, float]:
-        rows = len(set(self._table["row"]))
-        return {"rows": rows, "times": len(self._table) // rows, "until": float(self._table["time"].max())}
+        curves = self._curves
+        return {"rows": len(curves), "times": len(curves[0]), "until": float(curves[0]["time"].iloc[-1])}
 
     def _sheets(self) -> Iterator[Sheet]:
-        times = len(self._table) // len(set(self._table["row"]))
+        times = len(self._curves[0])
         every = -(-times // MOST_TIMES)
         shown = self._table[np.arange(len(self._table)) % times % every == (times - 1) % every]
         rows = tuple(

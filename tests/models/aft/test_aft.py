@@ -218,6 +218,15 @@ def test_curves_by_default_fall_to_a_twentieth():
     assert curves.glance().iloc[0].tolist()[:2] == [2, 100]
 
 
+def test_rows_with_equal_labels_have_a_curve_each():
+    people = PATIENTS.loc[[0, 9], ["age", "arm"]].set_axis(["arm", "arm"])
+    for model in (fitted(ARMS), fs.FederatedCox.from_formula(ARMS, rows(PATIENTS)).fit()):
+        found = model.survival_function(people, [12, 24, 36])
+        assert found.wide().shape == (3, 2) and len(found.plot().get_lines()) == 2
+        np.testing.assert_array_equal(found.wide().to_numpy().T.ravel(), found.tidy()["survival"])
+        assert "2 rows at 3 times" in repr(found)
+
+
 @pytest.mark.parametrize("sigma", [1e-3, 8.0])
 @pytest.mark.parametrize("name", ["weibull", "lognormal", "loglogistic"])
 def test_the_iteration_finds_scales_that_are_far_from_one(name, sigma):
