@@ -21,7 +21,7 @@ from fedstat.inference.tables import WIDTH, Sheet, exponentials, number, two_dig
 from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
 from fedstat.models.aft.steps import FAMILY, MOST_TIMES, TimesRequest, time_jet
 from fedstat.models.checks import HeldRows, check_choice, check_level
-from fedstat.models.horizontal.blocks import grid_points
+from fedstat.models.horizontal.blocks import listed_times
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import NOTES as OF_ROWS
@@ -305,7 +305,7 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
         if times is None:
             last = float(np.exp(eta.max() + self.scale * lifetimes.quantile(1.0 - LAST)))
             times = last * np.arange(1.0, POINTS + 1.0) / POINTS
-        points = grid_points(times, None)
+        points = listed_times("times", np.atleast_1d(times))
         z = (np.log(points) - eta[:, None]) / self.scale
         X, q = found.X, len(fit.gamma)
         # Derivatives of z by the coefficients, and by log sigma if it is estimated.
@@ -321,7 +321,9 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
 
     def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
         fit = self._record.fit
-        points = () if times is None else tuple(float(one) for one in grid_points(np.atleast_1d(times), None))
+        points = (
+            () if times is None else tuple(float(one) for one in listed_times("times", np.atleast_1d(times)))
+        )
         p, lifetimes = len(fit.design.names), fit.request.lifetimes
         B = (fit.map @ fit.params).reshape(-1, p)
 

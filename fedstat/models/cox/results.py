@@ -42,7 +42,7 @@ from fedstat.models.cox.protocol import (
 )
 from fedstat.models.cox.response import NO_AVERAGE, SurvivalResponse, hazard_at, joint_covariance
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
-from fedstat.models.horizontal.blocks import grid_points
+from fedstat.models.horizontal.blocks import grid_points, listed_times
 from fedstat.models.horizontal.clusters import corrected_fit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import NOTES as OF_ROWS
@@ -584,14 +584,14 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         """
         if self._record.fit.common is not None:
             baseline = self.baseline_hazard()
-            part = baseline if times is None else baseline._part(grid_points(times, None))
+            part = baseline if times is None else baseline._part(listed_times("times", np.atleast_1d(times)))
             return part._curves(frame, alpha)
         if times is None:
             raise ModelError(
                 "survival_function: survival is predicted at given times",
                 remedy=Remedy("survival_function(..., times=[12, 24])", "give them, as in {arguments}"),
             )
-        return self.baseline_hazard(grid_points(times, None))._curves(frame, alpha)
+        return self.baseline_hazard(listed_times("times", np.atleast_1d(times)))._curves(frame, alpha)
 
     def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
         fit = self._record.fit
@@ -605,7 +605,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         fit, beta, p = self._record.fit, self.estimate.params, len(self.estimate.params)
         baseline = None
         if times is not None:
-            wanted = np.atleast_1d(np.asarray(times, dtype=np.float64))
+            wanted = listed_times("times", np.atleast_1d(times))
             baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(wanted)
             times = wanted
         points = () if times is None else tuple(float(one) for one in times)
@@ -681,7 +681,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         >>> fit.evaluate(times=[12, 24]).auc.round(2).tolist()
         [0.61, 0.65]
         """
-        points, fit = grid_points(times, None), self._record.fit
+        points, fit = listed_times("times", times), self._record.fit
         if fit.request.strata or self.basis.agreement.question.response.count(",") > 1:
             raise NotAvailableError("evaluate: it takes models without strata and without late entry")
         partition = self._partition_for("evaluate", partition)

@@ -11,6 +11,19 @@ from fedstat.typing import Floats
 MOST_POINTS = 1000
 
 
+def listed_times(name: str, times: object, other: str = "") -> Floats:
+    """Return an argument that lists ascending times, (m,); an error names `other` values that it may have."""
+    try:
+        points = np.array(times, dtype=np.float64)
+    except (TypeError, ValueError):
+        points = np.zeros(0)
+    if points.ndim != 1 or not 1 <= len(points) <= MOST_POINTS or not np.isfinite(points).all():
+        raise ModelError(f"{name}: expected {other}up to {MOST_POINTS:,} times")
+    if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
+        raise ModelError(f"{name}: expected positive times that ascend")
+    return points
+
+
 def grid_points(grid: object, until: float | None) -> Floats:
     """Return the points of a grid that is given by its width, or by its points."""
     if grid is None:
@@ -50,14 +63,7 @@ def grid_points(grid: object, until: float | None) -> Floats:
         points: Floats = float(grid) * np.arange(1.0, count + 1.0)
         points[-1] = float(until)
         return points
-    try:
-        points = np.array(grid, dtype=np.float64)
-    except (TypeError, ValueError):
-        points = np.zeros(0)
-    if points.ndim != 1 or not 1 <= len(points) <= MOST_POINTS or not np.isfinite(points).all():
-        raise ModelError(f"grid: expected a width, or up to {MOST_POINTS:,} times")
-    if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
-        raise ModelError("grid: expected positive times that ascend")
+    points = listed_times("grid", grid, "a width, or ")
     if until is not None:
         raise ModelError(
             "until: the last point of the grid is its end",

@@ -4,6 +4,7 @@ import json
 import runpy
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,9 +223,24 @@ def test_rows_with_equal_labels_have_a_curve_each():
     people = PATIENTS.loc[[0, 9], ["age", "arm"]].set_axis(["arm", "arm"])
     for model in (fitted(ARMS), fs.FederatedCox.from_formula(ARMS, rows(PATIENTS)).fit()):
         found = model.survival_function(people, [12, 24, 36])
-        assert found.wide().shape == (3, 2) and len(found.plot().get_lines()) == 2
+        axes = found.plot()
+        assert found.wide().shape == (3, 2) and len(axes.get_lines()) == 2
+        plt.close(axes.figure)
         np.testing.assert_array_equal(found.wide().to_numpy().T.ravel(), found.tidy()["survival"])
         assert "2 rows at 3 times" in repr(found)
+
+
+@pytest.mark.parametrize("wrong", [[24, 12], [0, 12], "soon", [], [np.nan], [[12, 24]]])
+def test_wrong_times_are_named_as_times(wrong):
+    person = PATIENTS.loc[[0], ["age", "arm"]]
+    cox = fs.FederatedCox.from_formula(ARMS, rows(PATIENTS)).fit()
+    for model in (fitted(ARMS), cox):
+        with pytest.raises(ModelError, match=r"^times: expected .*times"):
+            model.survival_function(person, wrong)
+        with pytest.raises(ModelError, match=r"times: expected .*times"):
+            model.predictions(person, times=wrong)
+    with pytest.raises(ModelError, match="times: expected"):
+        cox.evaluate(times=wrong)
 
 
 @pytest.mark.parametrize("sigma", [1e-3, 8.0])
