@@ -22,8 +22,8 @@ from fedstat.models import INSTALLED
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
-# Tests start some two hundred processes: without compiled modules each takes five CPU seconds to load what it
-# needs, with them one.
+# Tests start about 200 processes: without compiled modules each takes five CPU seconds to load its modules,
+# with them one.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -1,4 +1,4 @@
-"""The page of answers: its code runs from top to bottom, and gives the numbers of R that stand below it."""
+"""The page of answers: its code runs from top to bottom, and gives the numbers of R below it."""
 
 import ast
 import re

@@ -50,7 +50,7 @@ def of_rows(make, n, p=10, sites=10):
 
 
 def of_blocks(make, n, p=20, patterns=2, missing=0.25):
-    """Five sites of p columns in all, of which each lacks some people: 2 to 2^10 sets of sites."""
+    """Five sites with p columns in all; each site lacks some people: 2 to 2^10 sets of sites."""
     rng = np.random.default_rng(0)
     parts = 10 if patterns > 16 else 5
     X = rng.multivariate_normal(np.zeros(p), 0.3 + 0.7 * np.eye(p), n)

@@ -255,19 +255,15 @@ SITUATIONS = [
     Situation(
         "few_clusters", "FederatedOrdinal", "w ~ x", by_site, {"labels": ["g"]}, cluster(correction="CR1")
     ),
-    Situation(
-        "few_clusters",
-        "FederatedCox",
-        "Surv(t, e) ~ x + cluster(g)",
-        lambda: by_site(patients().assign(g=lambda t: t["site"])),
-        arguments={"cov_type": "cluster", "cov_kwds": {"correction": "CR0"}},
-    ),
-    Situation(
-        "few_clusters",
-        "FederatedAFT",
-        "Surv(t, e) ~ x + cluster(g)",
-        lambda: by_site(patients().assign(g=lambda t: t["site"])),
-        arguments={"cov_type": "cluster", "cov_kwds": {"correction": "CR0"}},
+    *(
+        Situation(
+            "few_clusters",
+            family,
+            "Surv(t, e) ~ x + cluster(g)",
+            lambda: by_site(patients().assign(g=lambda t: t["site"])),
+            arguments={"cov_type": "cluster", "cov_kwds": {"correction": "CR0"}},
+        )
+        for family in ("FederatedCox", "FederatedAFT")
     ),
     Situation("few_clusters", "FederatedGEE", "y ~ x", by_site, {"groups": "g"}, {"cov_type": "robust"}),
     Situation(
