@@ -43,6 +43,24 @@ def test_links_lead_somewhere(page):
     assert [link for link in LINK.findall(prose(page)) if not leads_somewhere(page, link)] == []
 
 
+SHOWN = [page for page in PAGES if page.parent != DOCS and page != ROOT / "vignettes" / "README.md"]
+
+
+@pytest.mark.parametrize("source", SHOWN, ids=lambda page: page.stem)
+def test_links_of_sources_lead_to_pages_of_the_site(source, monkeypatch):
+    for package in ("sphinx", "jupytext", "nbclient"):
+        pytest.importorskip(package)
+    monkeypatch.syspath_prepend(DOCS)
+    building = importlib.import_module("building.vignettes")
+    text, page = prose(source), building.page_of(source)
+    if source.name == "README.md":  # its table is a part of the first page
+        text, page = building.section(text, "Which model for which data"), DOCS / "index.md"
+    pages = {building.page_of(one) for one in [*DOCS.rglob("*.*"), *SHOWN]}
+    links = [urlsplit(link) for link in LINK.findall(building.to_page(text, source, page))]
+    paths = [link.path for link in links if link.path and not link.scheme]
+    assert [path for path in paths if (page.parent / path).resolve() not in pages] == []
+
+
 def entries():
     """Names in the lists of the reference."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.rst"))

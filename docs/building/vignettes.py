@@ -4,6 +4,7 @@ The notebook of a vignette that was executed before, by its test or by ``vignett
 Other vignettes are executed now. With ``-D vignettes_execute=0`` they are not, and a warning names each one.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,10 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\]\(([\w./-]+\.(?:md|png))((?:#[\w-]+)?)\)")
+"""A link to another file of the source tree, and the heading that it leads to."""
+
 sys.path.insert(0, str(ROOT / "vignettes"))
 
 import render  # noqa: E402
@@ -53,15 +58,27 @@ def show_pictures(cell: NotebookNode) -> None:
         cell.metadata["mystnb"] = {"image": shown}
 
 
-def to_page(text: str) -> str:
-    """Change links between source files into links between pages."""
-    text = text.replace("](../docs/", "](../")
-    return re.sub(r"\]\(((?:vignettes/)?[\w-]+)\.md(#[\w-]+)?\)", r"](\1.ipynb\2)", text)
+def page_of(file: Path) -> Path:
+    """Find the page that is made from a file of the source tree; other files are their own pages."""
+    if file.parent == ROOT / "vignettes":
+        return DOCS / "vignettes" / f"{file.stem}.ipynb"
+    return DOCS / "changes.md" if file == ROOT / "CHANGELOG.md" else file
+
+
+def to_page(text: str, source: Path, page: Path) -> str:
+    """Change links of a source file, which work in the source tree, into links from a page to other pages."""
+
+    def lead(link: re.Match[str]) -> str:
+        target = page_of((source.parent / link[1]).resolve())
+        return f"]({Path(os.path.relpath(target, page.parent)).as_posix()}{link[2]})"
+
+    return LINK.sub(lead, text)
 
 
 def link_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Let links of a page to the sources of vignettes, which work in the source tree, lead to their pages."""
-    source[0] = re.sub(r"\]\(\.\./vignettes/([\w-]+)\.md(#[\w-]+)?\)", r"](vignettes/\1.ipynb\2)", source[0])
+    """Let links of a page to the sources of vignettes lead to their pages."""
+    page = Path(app.env.doc2path(docname))
+    source[0] = to_page(source[0], page, page)
 
 
 def write_if_changed(path: Path, text: str) -> None:
@@ -85,11 +102,13 @@ def prepare(app: Sphinx) -> None:
             if cell.cell_type == "code":
                 show_pictures(cell)
             else:
-                cell.source = to_page(cell.source)
+                cell.source = to_page(cell.source, render.FOLDER / f"{name}.md", folder / f"{name}.ipynb")
         write_thumbnail(notebook, folder / "thumbnails" / name)
         write_if_changed(folder / f"{name}.ipynb", nbformat.writes(notebook))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    write_if_changed(folder / "which-model.txt", to_page(section(readme, "Which model for which data")))
+    readme = ROOT / "README.md"
+    table = section(readme.read_text(encoding="utf-8"), "Which model for which data")
+    # Pages in the folder of the documentation include the table, and links start at the page.
+    write_if_changed(folder / "which-model.txt", to_page(table, readme, DOCS / "index.md"))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
