@@ -311,11 +311,11 @@ class OpenRows:
         self.shift, self.scale = standardization(mean, spread, self.question.intercept)
         self.varies = varying(mean, spread, self.question.intercept)
         if self.held is not None:
-            self.standardize(self.held[1])
+            self.held = self.held[0], self.standardize(self.held[1])
 
     def standardize(self, X: Floats) -> Floats:
-        """Shift and scale in place."""
-        X -= self.shift
+        """Return the design (m, p), shifted and scaled."""
+        X = X - self.shift
         X /= self.scale
         return X
 
@@ -334,7 +334,7 @@ class OpenRows:
         values = as_numbers(rows.frame[name], self.data.name, name) + level if added else [level] * len(X)  # type: ignore[operator]
         frame = rows.frame.assign(**{name: pd.Series(values, rows.frame.index)})
         coded = design_matrix(frame, self.question, self.spec, self.data.name)
-        return self.standardize(coded.X.copy())
+        return self.standardize(coded.X)
 
     def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
         """Return which rows have a level of a category, (m,)."""
@@ -702,7 +702,6 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             state.report(*levels)
             code = partial(design_matrix, rows.frame, question, spec, data.name)
             coded = keep_result(data.table, place, code)
-            coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add_coded(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, coded.X) if chunk == 0 else None

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import PartitionError
+from fedstat.typing import Floats
 
 PARTIAL = ("condition", "drop", "error", "mean")
 ALIGN = ("clear", "private")
@@ -422,12 +423,22 @@ def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str
         yield (f"{where} has no column besides the key. Leave the site out, or check how its table was read.")
 
 
+def all_finite(values: Floats) -> bool:
+    """Whether a sum shows that no value (n,) is missing or infinite; it may say no for very large ones."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum()))
+
+
+def count_infinite(values: Floats) -> int:
+    """Count the infinite values among (n,)."""
+    return 0 if all_finite(values) else int(np.isinf(values).sum())
+
+
 def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator[str]:
     """Infinite numbers in one column."""
     if column.dtype.kind != "f":
         return
-    count = int(np.isinf(column.to_numpy(dtype=np.float64, na_value=np.nan)).sum())
-    if count:
+    if count := count_infinite(column.to_numpy(dtype=np.float64, na_value=np.nan)):
         yield f"{where}, column {name!r}: {count:,} infinite values. Make them missing or finite."
 
 

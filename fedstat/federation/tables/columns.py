@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
-from fedstat.federation.tables.checks import control_problems
+from fedstat.federation.tables.checks import all_finite, control_problems, count_infinite
 from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import CurveDtype
 from fedstat.federation.tables.sql_table import OTHER, SqlTable
@@ -235,8 +235,7 @@ def column_kind(series: pd.Series, client: str, name: str) -> ColumnKind:
 def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
     """Column as float64 numbers (n,), NaN where missing; infinite ones are refused, and only counted."""
     values: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    infinite = int(np.isinf(values).sum())
-    if infinite:
+    if infinite := count_infinite(values):
         raise DesignError(
             f"{at_column(client, name)} has {infinite:,} infinite value(s) among {len(values):,}; expected "
             "finite numbers. Correct them or set them to missing."
@@ -346,8 +345,12 @@ def list_levels(levels: Sequence[LevelValue], counts: Sequence[int] | None = Non
 
 def missing_cells(series: Iterable[pd.Series], n_rows: int) -> Bools:
     """Table of what is missing, bool (n_rows, n_columns)."""
-    cells = [one.isna().to_numpy(dtype=bool) for one in series]
-    return np.column_stack(cells) if cells else np.zeros((n_rows, 0), dtype=bool)
+    columns = list(series)
+    cells = np.zeros((n_rows, len(columns)), dtype=bool)
+    for j, one in enumerate(columns):
+        if one.dtype != np.float64 or not all_finite(one.to_numpy()):
+            cells[:, j] = one.isna()
+    return cells
 
 
 def number_units(seen: Bools, owner: Ints) -> Ints:
