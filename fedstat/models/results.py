@@ -248,7 +248,8 @@ class Results(Report, Generic[Record]):
         """Rebuild results from the content of a file."""
         content = json.loads(header["content"])
         record: Any = from_plain(cls._record_type, content, "its content", ModelError, arrays=arrays)
-        ledger = from_json(SavedLedger | None, header["ledger"], "its ledger", ModelError)  # type: ignore[arg-type]
+        # Earlier versions did not write every field.
+        ledger = from_json(SavedLedger | None, header["ledger"], "its ledger", ModelError, defaults=True)  # type: ignore[arg-type]
         return cls(record, None if ledger is None else ledger.restore())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -81,6 +81,7 @@ class SavedLedger:
     rounds: int
     receipt: str | None
     setting: str
+    waited: float = 0.0
 
     @classmethod
     def of(cls, ledger: LedgerLike | None) -> SavedLedger | None:
@@ -88,7 +89,7 @@ class SavedLedger:
         if not isinstance(ledger, Ledger):
             return None
         receipt = None if ledger.receipt is None else ledger.receipt.to_json()
-        return cls(ledger.at, tuple(ledger.entries), ledger.rounds, receipt, ledger.setting)
+        return cls(ledger.at, tuple(ledger.entries), ledger.rounds, receipt, ledger.setting, ledger.waited)
 
     def restore(self) -> Ledger:
         """Rebuild the ledger."""
@@ -98,6 +99,7 @@ class SavedLedger:
             self.at,
             [(entry.round, entry) for entry in self.entries],
             self.rounds,
+            self.waited,
             receipt=receipt,
             setting=self.setting,
             absent=absent,

@@ -54,6 +54,15 @@ def test_what_was_loaded_can_be_saved_again(files, family, tmp_path):
     assert {k: v.tobytes() for k, v in others.items()} == {k: v.tobytes() for k, v in arrays.items()}
 
 
+def test_a_ledger_of_an_earlier_version_is_read(files, tmp_path):
+    header, arrays = unpack((files / "GLORE").read_bytes())
+    ledger = json.loads(header["ledger"])
+    waited = ledger.pop("waited")
+    (tmp_path / "earlier").write_bytes(pack({**header, "ledger": json.dumps(ledger)}, arrays))
+    found, now = fs.load(tmp_path / "earlier").ledger, fs.load(files / "GLORE").ledger
+    assert found == now and now.waited == waited > found.waited == 0.0
+
+
 @pytest.mark.parametrize("family", FORMS)
 def test_nothing_in_the_file_runs(files, family):
     """A JSON header and flat arrays; no trace of a pickle."""

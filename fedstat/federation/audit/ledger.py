@@ -57,8 +57,8 @@ class CoordinatorLog:
 class Ledger:
     """Every array that left one site for another, in order.
 
-    It refers to the events that were recorded when they happened, and `rounds` counts the round trips. A copy
-    refers to the same events.
+    It refers to the events that were recorded when they happened; `rounds` counts the round trips, and
+    `waited` the seconds in which the coordinator waited for them. A copy refers to the same events.
 
     Parameters
     ----------
@@ -95,6 +95,7 @@ class Ledger:
     at: str | None = None
     events: list[tuple[int, event_log.Entry]] = field(default_factory=list)
     rounds: int = 0
+    waited: float = field(default=0.0, compare=False)
     log: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
@@ -111,7 +112,8 @@ class Ledger:
     def __repr__(self) -> str:
         where = f", coordinator at {self.at!r}" if self.at else ""
         return (
-            f"<Ledger: {self.rounds:,} rounds, {len(self.events):,} arrays, {self.bytes:,} bytes{where}; "
+            f"<Ledger: {self.rounds:,} rounds, {self.waited:,.1f} s waited, {len(self.events):,} arrays, "
+            f"{self.bytes:,} bytes{where}; "
             "see .releases()>"
         )
 
@@ -131,6 +133,7 @@ class Ledger:
             later,
             events=[*self.events, *events],
             rounds=self.rounds + later.rounds,
+            waited=self.waited + later.waited,
             absent=(*self.absent, *later.absent),
         )
 

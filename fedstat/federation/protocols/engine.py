@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -58,11 +59,14 @@ class RoundEngine:
             while True:
                 if any(leaves(request, ledger) for request in requests):
                     ledger.begin_round()
+                asked = time.monotonic()
                 try:
                     replies = self._round(requests, ledger)
                 except PolicyError as refusal:
                     requests = protocol.throw(refusal)
                     continue
+                finally:
+                    ledger.waited += time.monotonic() - asked
                 line.step()
                 requests = protocol.send(replies)
         except StopIteration as stop:
