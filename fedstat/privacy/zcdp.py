@@ -49,6 +49,33 @@ def rho_of_noise(squared: Fraction | int, variance: Fraction) -> Fraction:
     return Fraction(squared) / (2 * variance)
 
 
+LEAST_SHARE = 16
+"""Least variance of a share of noise; see :func:`rho_of_shares`."""
+
+
+def share_of_noise(variance: Fraction | int, shares: int) -> Fraction:
+    """Return the variance of one of a number of shares that leave a variance together."""
+    return (
+        Fraction(variance)
+        if shares < 2
+        else Fraction(max(LEAST_SHARE, math.ceil(Fraction(variance) / shares)))
+    )
+
+
+def rho_of_shares(squared: Fraction | int, variance: Fraction, shares: int) -> Fraction:
+    """Return what a sum costs that has independent discrete Gaussian noise of one variance from each site.
+
+    A sum of m discrete Gaussians of variance s^2 is nearly one of variance m s^2: with D the sensitivity in d
+    dimensions, rho is at most (D / (m^1/2 s) + tau d^1/2)^2 / 2, where
+    tau = 10 sum_{k < m} exp(-2 pi^2 s^2 k / (k + 1)) (Kairouz, Liu and Steinke 2021, theorem 1). With
+    s^2 >= 16, tau is below 10^-67 m, so that one unit of the grid is more than the term of tau for any D, d
+    and m in use.
+    """
+    if shares > 1 and variance < LEAST_SHARE:
+        raise ModelError(f"expected a share of noise with a variance of at least {LEAST_SHARE}")
+    return rho_of_noise(squared, variance * shares) + (Fraction(1, GRID) if shares > 1 else 0)
+
+
 def round_to_grid(rho: Fraction, up: bool = False) -> Fraction:
     """Round a cost to a multiple of 2^-64: down for a request, up for a charge.
 

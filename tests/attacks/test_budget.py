@@ -26,14 +26,15 @@ NOISY = (*SYNTHESES, "boost_private")
 """Families that release noisy products of columns."""
 PUBLIC = {
     *(("secure", step) for step in ("introduce", "announce", "finish", "commit", "sign", "meet")),
+    ("secure", "mark_records"),
     *(("receipt", step) for step in ("recall_head", "state_ledger")),
     *(("align", step) for step in ("describe_keys", "take_places")),
     ("schema", "describe_table"),
     ("approval", "propose_plan"),
     *((family, "deal_product") for family in NOISY),
 }
-"""Steps that a budget lets pass: keys, the site's account, the owner's decisions, random numbers for others,
-and what it publishes."""
+"""Steps that a budget lets pass: keys, marks of records, the site's account, the owner's decisions, random
+numbers for others, and what it publishes."""
 ALIGNING = ("draw_salt", "enter_keys", "pass_list", "show_tokens", "keep_places")
 UNPAID = {
     *((family, step) for family in NOISY for step in ("find_complete", "open_product")),

@@ -44,6 +44,7 @@ from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 MAX_DELTA, ANY_SIZE_DELTA = 1e-5, 1e-6
 """Largest delta of a budget, and the largest for a table of any size; see :func:`check_delta`."""
 BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {MAX_DELTA:g}"}
+COLLUDING = "a whole number of at least 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,11 @@ class Budget:
     Parameters
     ----------
     epsilon, delta : float
-        Of differential privacy, for the replacement of one entity's record at this site.
+        Of differential privacy, for the replacement of one entity's record at this site. In analyses of sites
+        with different rows, for the values of one row added or removed.
+    colluding : int, optional
+        Most other sites that may collude with the coordinator. Masked sums over more sites then have less
+        noise, since sites add it together. By default all other sites: each adds enough noise alone.
 
     Examples
     --------
@@ -67,9 +72,20 @@ class Budget:
 
     epsilon: float
     delta: float
+    colluding: int | None = None
 
     def __post_init__(self) -> None:
-        check_budget("Budget", self.epsilon, self.delta)
+        check_budget("Budget", self.epsilon, self.delta, self.colluding)
+
+    def coalition(self, sites: int) -> int:
+        """Return how many other sites may collude against this one.
+
+        Parameters
+        ----------
+        sites : int
+            Number of sites of the sum, with this one.
+        """
+        return sites - 1 if self.colluding is None else min(self.colluding, sites - 1)
 
     @property
     def rho(self) -> Fraction:
@@ -77,7 +93,7 @@ class Budget:
         return round_to_grid(rho_of_budget(self.epsilon, self.delta))
 
 
-def check_budget(where: str, epsilon: object, delta: object) -> None:
+def check_budget(where: str, epsilon: object, delta: object, colluding: object = None) -> None:
     """Check the numbers of a privacy budget.
 
     Raises
@@ -92,6 +108,8 @@ def check_budget(where: str, epsilon: object, delta: object) -> None:
     ):
         if not fits:
             raise PartitionError(f"{where}: {name}: expected {BUDGET_KEYS[name]}, received {value!r}{remedy}")
+    if colluding is not None and not is_integer(colluding, 1):
+        raise PartitionError(f"{where}: colluding: expected {COLLUDING}, received {colluding!r}")
 
 
 def check_delta(site: str, budget: Budget | None, records: int) -> None:
@@ -115,17 +133,21 @@ def read_budget(where: str, section: object) -> Budget:
     if not isinstance(section, dict):
         raise PartitionError(f"{where}: privacy: expected a section [privacy] with {', '.join(BUDGET_KEYS)}")
     where = f"{where}, section [privacy]"
-    check_names(where, section, tuple(BUDGET_KEYS))
+    check_names(where, section, (*BUDGET_KEYS, "colluding"))
     lacking = [name for name in BUDGET_KEYS if name not in section]
     if lacking:
         raise PartitionError(f"{where}: lacks {', '.join(lacking)}; a budget is both")
-    check_budget(where, section["epsilon"], section["delta"])
-    return Budget(float(section["epsilon"]), float(section["delta"]))
+    colluding = section.get("colluding")
+    check_budget(where, section["epsilon"], section["delta"], colluding)
+    return Budget(float(section["epsilon"]), float(section["delta"]), colluding)
 
 
 def spends_no_more(a: Budget | None, b: Budget | None) -> bool:
     """Return whether the second budget allows every release that the first one allows."""
-    return a == b or (a is not None and b is not None and a.epsilon <= b.epsilon and a.delta <= b.delta)
+    if a is None or b is None:
+        return a == b
+    alone = b.colluding is not None and (a.colluding is None or a.colluding >= b.colluding)
+    return a.epsilon <= b.epsilon and a.delta <= b.delta and (alone or a.colluding == b.colluding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +598,9 @@ class Policy:
         "which records exist and which of them lack a value in the columns of a synthesis. The ledger keeps "
         "the charges, also when this file is changed. A repeated request receives the same answer and is "
         "free until the table is changed; a product with other sites until one of their tables is. 'fedstat "
-        "site status' shows how much is spent.",
+        "site status' shows how much is spent. In sums over sites with different rows, each site adds enough "
+        'noise alone. A number "colluding" in this section, such as 1, lets sites add it together: as much '
+        "as is needed if at most this number of other sites collude with the coordinator.",
         section=True,
         example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
         moot=lambda policy: True,  # only noise is released with a budget; without one the other rules hold

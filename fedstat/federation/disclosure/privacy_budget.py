@@ -18,10 +18,18 @@ site, not the step, then does the following.
   charge, on disk if its ledger is there, or refuses what would exceed the budget. A charge is final, even if
   the reply is lost.
 * It adds independent discrete Gaussian noise of this variance to every number, exactly (mod 2^64).
-* It masks the noisy array if it is part of a masked sum. Every site adds enough noise for its own records. So
-  no party ever has a sum without noise, even if others collude, drop out, or add no noise, and the charge of
-  a site holds against all others together. A sum over K sites has K times the variance. A ``masked share`` of
-  a secure product gets noise in the same way before it is released.
+* It masks the noisy array if it is part of a masked sum. By default every site adds enough noise for its own
+  records. So no party ever has a sum without noise, even if others collude, drop out, or add no noise, and
+  the charge of a site holds against all others together. A sum over K sites has K times the variance. A
+  ``masked share`` of a secure product gets noise in the same way before it is released.
+
+An owner can state that at most t other sites collude with the coordinator (``Budget(colluding=t)``). Then a
+site adds a share of the noise to a masked sum over K sites, variance s^2 / (K - t), and reports
+``NoiseRequired(..., shares=NoiseShares(...))``. The shares of the other sites that do not collude are hidden
+by the masks, so that noise of variance s^2 is left against every coalition of t sites. A share protects only
+together with the others. So the noise of a site depends on the sites of the sum, and on the `marks` of all of
+them, which change with their records: all sites repeat a sum, or none does. Otherwise two sums would differ
+in one site's part and its share alone. Masks do not cancel if sites received different marks.
 
 The noise is a function of the site's key, of the request (family, step, array, `request`, `squared`,
 `variance`), of the content of the complete table and of the array without noise. The same request has the
@@ -54,13 +62,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
 
+from fedstat.codec import Minimum
 from fedstat.errors import DescriptionError, DisclosureError
 from fedstat.federation.audit.budget_charges import BudgetSpent, Charge
 from fedstat.federation.audit.event_log import SiteLedger, content_digest
@@ -70,12 +81,42 @@ from fedstat.federation.message import Request, Step
 from fedstat.federation.tables.aligned_table import content_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.privacy.discrete_gaussian import LARGEST, VERSION, discrete_gaussian
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_noise, round_to_grid
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_shares, round_to_grid, share_of_noise
 from fedstat.typing import Array
 
 BUDGET_EXAMPLE = "[privacy]  epsilon = 1.0  delta = 1e-06"
+MARK_LENGTH = 32
 MAX_QUOTED_CHARACTERS = 200
 """Number of characters of a request that a charge quotes for the owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseShares:
+    """Noise of a masked sum in shares of its sites; every site receives the same.
+
+    Parameters
+    ----------
+    marks : mapping of str to str
+        By site of the sum, the mark of its records: step 'mark_records'.
+    colluding : int
+        Sites that may collude with the coordinator; at least two others remain.
+    """
+
+    marks: Mapping[str, str]
+    colluding: Annotated[int, Minimum(1)]
+
+    @property
+    def honest(self) -> int:
+        """Number of shares that no coalition of `colluding` sites knows."""
+        return len(self.marks) - self.colluding
+
+    def share(self, variance: Fraction | int) -> Fraction:
+        """Variance of one site's noise, a whole number, if this variance has to be left."""
+        return share_of_noise(variance, self.honest)
+
+    def canonical(self) -> str:
+        """Return the same text for the same sites, records and coalitions."""
+        return json.dumps([self.colluding, sorted(self.marks.items())])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +140,8 @@ class NoiseRequired:
     later : Fraction
         Charges of later requests of the same analysis. The budget has to have room for them as well, so that
         an analysis that it does not allow is refused before anything is charged.
+    shares : NoiseShares, optional
+        The array is part of a masked sum, and `variance` is one share of its noise.
     """
 
     array: str
@@ -108,11 +151,13 @@ class NoiseRequired:
     of: Array | None = None
     kept: tuple[str, str] = ("", "")
     later: Fraction = Fraction(0)
+    shares: NoiseShares | None = None
 
     @property
     def rho(self) -> Fraction:
         """The charge of the array."""
-        return round_to_grid(rho_of_noise(self.squared, self.variance), up=True)
+        honest = 1 if self.shares is None else self.shares.honest
+        return round_to_grid(rho_of_shares(self.squared, self.variance, honest), up=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +198,19 @@ class NoiseMechanism:
         run = complete[-1]
         return hashlib.sha256(run.encode()).digest(), {part: runs[run][part] for part in parts}
 
-    def check(self, request: Request, owed: Iterable[NoiseRequired | RepeatedRelease]) -> None:
+    def mark(self) -> str:
+        """Return a digest of the records, which only shows whether they have changed since."""
+        return self._keyed("mark", self._records()).hex()[:MARK_LENGTH]
+
+    def check(
+        self,
+        request: Request,
+        owed: Iterable[NoiseRequired | RepeatedRelease],
+        sites: Collection[str] = (),
+    ) -> None:
         """Refuse a reply that would exceed the budget, from the charges of its arrays that are new.
+
+        `sites` mask the reply.
 
         Raises
         ------
@@ -163,6 +219,8 @@ class NoiseMechanism:
         """
         reported = [one for one in owed if isinstance(one, NoiseRequired)]
         known = self.site_ledger.charges.questions
+        for shares in (one.shares for one in reported if one.shares is not None):
+            self._check_shares(request, shares, sites)
         if not all(0 < one.variance <= LARGEST for one in reported):
             raise DescriptionError(f"{self.site}: expected a variance of noise above 0 and at most 2^100")
         new = [one for one in reported if one.rho and self._question(request, one) not in known]
@@ -193,6 +251,12 @@ class NoiseMechanism:
             if isinstance(one := owed.get(name), RepeatedRelease) and self._was_released(request, one, array)
         }
         needed = {name: one for name, one in owed.items() if isinstance(one, NoiseRequired)}
+        for name, one in needed.items():
+            if one.shares is not None and not (step.gives[name].maskable and _common_text(step)):
+                raise DisclosureError(
+                    f"{self.site}, step '{request.step}': array '{name}' was not released: its noise "
+                    "is a share, and it is not maskable, or the text of the request is not declared common"
+                )
         noisy = {name: array for name, array in noisy.items() if name not in repeated}
         # A sensitivity of 0 bounds nothing if there are values.
         wrong = [name for name in noisy if name not in needed or needed[name].squared <= 0]
@@ -217,6 +281,28 @@ class NoiseMechanism:
                 kept = self._kept_name(request, question)
                 self.site_ledger.keep_release(kept, request.session, part, out[name])
         return out, dict(zip(charges, map(str, costs), strict=True)) | dict.fromkeys(repeated, "0")
+
+    def _check_shares(self, request: Request, shares: NoiseShares, sites: Collection[str]) -> None:
+        """Require masks among the sites of the shares, the mark of this site, and the owner's coalition."""
+        if set(shares.marks) != set(sites) or shares.honest < 2:
+            raise DescriptionError(
+                f"{self.site}, step '{request.step}': noise in shares needs a masked sum over the sites of "
+                "the shares, and two sites more than may collude"
+            )
+        if shares.marks[self.site] != self.mark():
+            raise DescriptionError(
+                f"{self.site}, step '{request.step}': the records of this site have changed since the sites "
+                "were marked. Make the model again with from_formula"
+            )
+        budget = self.policy.privacy
+        if budget is not None and shares.colluding < budget.coalition(len(sites)):
+            raise DescriptionError.of_rule(
+                "privacy budget",
+                self.site,
+                f"adds noise against {budget.coalition(len(sites))} colluding sites, and the request is for "
+                f"{shares.colluding}. The owner can allow it with  colluding = {shares.colluding}  in "
+                "section [privacy] of policy.toml",
+            )
 
     def _was_released(self, request: Request, one: RepeatedRelease, array: Array) -> bool:
         """Return whether an array is what this site has charged and released, to the last byte."""
@@ -270,8 +356,10 @@ class NoiseMechanism:
 
     def _question(self, request: Request, owed: NoiseRequired) -> str:
         # Another way to draw would give the same request other noise: it counts as another request.
-        numbers = str(Fraction(owed.squared)), str(owed.variance), VERSION
+        numbers: tuple[str, ...] = (str(Fraction(owed.squared)), str(owed.variance), VERSION)
         requested = request.family, request.step, owed.array, owed.requested
+        if owed.shares is not None:
+            numbers = *numbers, owed.shares.canonical()
         return self._keyed("question", *requested, *numbers, self._records()).hex()
 
     def _records(self) -> bytes:
@@ -284,6 +372,10 @@ class NoiseMechanism:
 
     def _keyed(self, *parts: str | bytes) -> bytes:
         return hmac.digest(self.keys().secret("noise"), encode_parts(*parts), "sha256")
+
+
+def _common_text(step: Step) -> bool:
+    return step.text_in is not None and step.text_in.common
 
 
 def read_budget_spent(policy: Policy, site_ledger: SiteLedger) -> BudgetSpent | None:

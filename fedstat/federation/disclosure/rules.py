@@ -254,7 +254,8 @@ def write_policy(policy: Any) -> str:
         if value is None:
             lines = "\n".join(f"# {line}" for line in one.example.splitlines())
         elif one.section:
-            lines = "\n".join([f"[{name}]", *(toml_line(*item) for item in asdict(value).items())])
+            given = {key: one for key, one in asdict(value).items() if one is not None}
+            lines = "\n".join([f"[{name}]", *(toml_line(*item) for item in given.items())])
         else:
             lines = toml_line(name, value)
         parts.append(f"{toml_comment(one.comment)}\n{lines}")

@@ -70,6 +70,7 @@ FEDERATION_FAMILIES = (
     "design.horizontal_steps",
     "design.vertical_design",
     "protocols.linkage",
+    "protocols.noise_shares",
     "protocols.plan_approval",
     "protocols.schema",
     "protocols.shared_keys",
@@ -463,8 +464,9 @@ class Site:
         state.begin(
             lambda fact: FACT_CHECKS[type(fact)](data, state, fact),
             context.sites,
-            lambda: self._noise.check(request, state.owed.values()),
+            lambda: self._noise.check(request, state.owed.values(), context.sites),
             lambda question, parts: self._noise.recall(request, question, parts),
+            self._noise.mark,
         )
         context.reply = self._run(context)
         for check in AFTER:

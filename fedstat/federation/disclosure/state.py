@@ -197,6 +197,7 @@ class State:
         self._check_fact: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
         self.recall: Recall  # earlier releases with noise, for the present request
+        self.mark: Callable[[], str]  # digest of the records, for noise in shares
         self.reported: set[type] = set()
         self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
         self.owed: dict[str, NoiseRequired | RepeatedRelease] = {}  # by array of the present reply
@@ -245,6 +246,7 @@ class State:
         masked_among: tuple[str, ...],
         check_noise: Callable[[], None],
         recall: Recall,
+        mark: Callable[[], str],
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
         self._behind, self._check_fact, self.reported, self.masked_among = (
@@ -254,7 +256,7 @@ class State:
             masked_among,
         )
         self._formula_begins = True
-        self.check_noise, self.recall = check_noise, recall
+        self.check_noise, self.recall, self.mark = check_noise, recall, mark
         self.owed.clear()
 
     def end(self) -> None:
@@ -262,6 +264,7 @@ class State:
         self._check_fact = None
         self.__dict__.pop("check_noise", None)
         self.__dict__.pop("recall", None)
+        self.__dict__.pop("mark", None)
 
     def report(self, *facts: Any) -> None:
         """Report what is behind the reply: see :mod:`fedstat.federation.disclosure.facts`.

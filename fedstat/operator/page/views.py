@@ -447,7 +447,8 @@ def _value(value: object) -> str:
     if isinstance(value, frozenset):
         return ", ".join(sorted(value)) or "none"
     if isinstance(value, Budget):
-        return f"epsilon {value.epsilon:g}, delta {value.delta:g}"
+        colluding = "" if value.colluding is None else f", at most {value.colluding} colluding"
+        return f"epsilon {value.epsilon:g}, delta {value.delta:g}{colluding}"
     words = {"None": "no limit", "True": "yes", "False": "no"}
     return words.get(str(value), str(value))
 

@@ -51,7 +51,7 @@ class Sums:
 
 
 def begun(state, judge=lambda fact: None, among=()):
-    state.begin(judge, among, lambda: None, lambda: None)
+    state.begin(judge, among, lambda: None, lambda: None, str)
     return state
 
 
