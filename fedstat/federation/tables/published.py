@@ -34,7 +34,7 @@ import pandas as pd
 
 from fedstat.codec import from_plain, to_plain
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.checks import control_problems, raise_problems
+from fedstat.federation.tables.checks import all_finite, control_problems, raise_problems
 from fedstat.federation.tables.columns import (
     ColumnKind,
     LevelValue,
@@ -44,12 +44,15 @@ from fedstat.federation.tables.columns import (
 )
 from fedstat.federation.tables.curves import curves_of, is_curve
 from fedstat.federation.tables.table import Table
+from fedstat.typing import Floats
 
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
 Form: TypeAlias = Literal["real", "whole", "date"]
 PublishedKind: TypeAlias = ColumnKind | Literal["curve", "group"]
 MOST_LEVELS = 50
 """Number of distinct values up to which an integer column is proposed with levels as well."""
+FIRST = 20 * MOST_LEVELS
+"""Rows by which most columns of numbers are known to have no levels."""
 TINY = 1e-290
 """Below which a bound is not rounded to digits."""
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -195,7 +198,7 @@ def _toml(value: LevelValue) -> str:
 
 @dataclass(slots=True)
 class _ColumnSummary:
-    """A column as its chunks pass: bounds, and the rows of every level while there are few."""
+    """A column as its chunks pass: bounds, and the rows of every level; none of a number that has many."""
 
     kind: PublishedKind | None = None
     low: float = math.inf
@@ -205,6 +208,7 @@ class _ColumnSummary:
     unit: str = ""
     rows: int = 0
     distinct: bool = True
+    many: bool = False
     dates: bool = True
 
     def add(self, series: pd.Series[Any], name: str) -> None:
@@ -212,24 +216,30 @@ class _ColumnSummary:
             self.kind, self.levels, curves = "curve", Counter(), curves_of(series)
             self.domain, self.unit = curves.domain, curves.unit
             return
-        present = series.dropna()
+        whole = series.dtype == np.float64 and all_finite(series.to_numpy())
+        present = series if whole else series.dropna()
         if present.empty:
             return
         self.rows, self.dates = self.rows + len(present), self.dates and is_dates(present)
         if pd.api.types.is_datetime64_any_dtype(present):
             return
         self.kind = column_kind(present, "", name)
-        whole = self.kind == "number" and bool((present.to_numpy(dtype=np.float64) % 1 == 0).all())
-        self.distinct = self.distinct and whole and present.is_unique
+        self.levels = Counter() if self.levels is None else self.levels
         if self.kind == "number":
             numbers = present.to_numpy(dtype=np.float64)
             self.low = min(self.low, float(numbers.min()))
             self.high = max(self.high, float(numbers.max()))
-        if self.levels is None:
-            self.levels = Counter()
+            self.distinct = self.distinct and _are_whole(numbers[:FIRST]) and _are_whole(numbers)
+            self.distinct = self.distinct and present.is_unique
+            if self.many or present.iloc[:FIRST].nunique() > 2 * MOST_LEVELS:
+                self.many = True
+                return
+        else:
+            self.distinct = False
         counts = present.value_counts()
-        few = self.kind == "category" or len(self.levels) + len(counts) <= 2 * MOST_LEVELS
-        self.levels.update({level: int(counts[level]) for level in find_levels(present)} if few else {})
+        if self.kind == "category" or len(counts) <= 2 * MOST_LEVELS:
+            self.levels.update({level: int(counts[level]) for level in find_levels(present)})
+        self.many = self.kind == "number" and max(len(counts), len(self.levels)) > 2 * MOST_LEVELS
 
     def withheld(self, min_level_count: int) -> str:
         """Return why a column is not proposed; empty if there is no reason."""
@@ -269,11 +279,15 @@ class _ColumnSummary:
         common = [level for level, count in self.levels.items() if count >= min_level_count]
         if self.kind == "category":
             return PublishedColumn("category", levels=tuple(common)) if common else None
-        coded = len(common) == len(self.levels) <= MOST_LEVELS and all(float(x).is_integer() for x in common)
-        codes = tuple(sorted(common)) if coded else ()
+        coded = not self.many and len(common) == len(self.levels) <= MOST_LEVELS
+        codes = tuple(sorted(common)) if coded and all(float(x).is_integer() for x in common) else ()
         # Codes that are published say what the range is.
         low, high = (self.low, self.high) if codes else round_outwards(self.low, self.high)
         return PublishedColumn("number", (low, high) if low < high else None, codes)
+
+
+def _are_whole(numbers: Floats) -> bool:
+    return bool((numbers % 1 == 0).all())
 
 
 def round_outwards(low: float, high: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from fedstat.federation.tables.published import (
     withheld_columns,
     write_published,
 )
-from fedstat.federation.tables.table import FrameTable
+from fedstat.federation.tables.table import FrameTable, ParquetTable
 
 
 def table(n=60):
@@ -67,6 +67,21 @@ def test_no_bound_that_is_proposed_is_a_value(values):
     assert low == 0.0 or low not in values
     assert high == 0.0 or high not in values
     assert low * min(values) >= 0.0 and high * max(values) >= 0.0
+
+
+@pytest.mark.parametrize("few_first", [False, True])
+@pytest.mark.parametrize("length", [200, 3000])
+def test_a_proposal_does_not_depend_on_chunks(tmp_path, few_first, length):
+    """A column has whole numbers in one part of a file, and many numbers in another."""
+    few, many = np.tile([0.0, 1.0], length // 2), np.random.default_rng(0).uniform(2, 9, length)
+    frame = pd.DataFrame({"x": np.concatenate([few, many] if few_first else [many, few])})
+    frame["code"], frame["number"] = frame.index % 7 * 1.0, np.arange(2.0 * length)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    whole = FrameTable(frame)
+    parts = ParquetTable(tmp_path / "rows.parquet", rows_per_chunk=length)
+    assert propose(parts, 5) == propose(whole, 5)
+    assert propose(parts, 5)["x"].levels == () != propose(parts, 5)["code"].levels
+    assert list(withheld_columns(parts, 5)) == list(withheld_columns(whole, 5)) == ["number"]
 
 
 def test_departures_are_reported_to_the_owner():
