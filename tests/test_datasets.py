@@ -287,3 +287,41 @@ def test_blocks_mcar_records_are_independent():
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ModelError, match=message):
         call()
+
+
+# ---------------------------------------------------------------- recorded tables, or simulated ones
+
+LOADERS = ["load_adults", "load_card_holders", "load_hospitals", "load_scans", "load_weather"]
+
+
+def kinds(table):
+    return {
+        name: "number" if pd.api.types.is_numeric_dtype(column) else "text" for name, column in table.items()
+    }
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_simulated_tables_have_the_columns_of_recorded_ones(name, shared_data, monkeypatch):
+    load = getattr(datasets, name)
+    monkeypatch.setenv("FEDSTAT_TEST_DATA", str(shared_data))
+    recorded = load()
+    monkeypatch.delenv("FEDSTAT_TEST_DATA")
+    simulated = load()
+    assert recorded.attrs["source"].startswith("RECORDED DATA: ")
+    assert simulated.attrs["source"].startswith("SIMULATED DATA: ")
+    assert list(kinds(recorded).items()) == list(kinds(simulated).items())
+    pd.testing.assert_frame_equal(simulated, load())
+    assert 0.9 < len(simulated) / len(recorded) < 1.1
+    if name != "load_scans":  # points of recorded curves are missing here and there
+        assert (simulated.isna().mean() - recorded.isna().mean()).abs().max() < 0.05
+
+
+def test_simulated_adults_have_the_effects_of_their_law(monkeypatch):
+    monkeypatch.delenv("FEDSTAT_TEST_DATA", raising=False)
+    adults = datasets.load_adults().dropna(ignore_index=True)
+    log_hdl, male = np.log(adults["hdl"]), (adults["sex"] == "male").astype(float)
+    ill = logit(adults["diabetes"] == "Yes", age=adults["age"], bmi=adults["bmi"], log_hdl=log_hdl)
+    X = adults[["age", "weight", "height"]].assign(male=male, hormone=np.log(adults["testosterone"]))
+    hdl = sm.OLS(log_hdl, sm.add_constant(X)).fit()
+    for fit, truth in ((ill, [-6.4, 0.05, 0.07, -1.2]), (hdl, [-0.31, 0.002, -0.0045, 0.005, -0.4, 0.05])):
+        assert (np.abs(fit.params - truth) < 4 * fit.bse).all()
