@@ -89,7 +89,7 @@ def load_adults() -> pd.DataFrame:
     --------
     >>> import fedstat as fs
     >>> adults = fs.datasets.load_adults()
-    >>> adults["diabetes"].dropna().unique().tolist(), adults.shape[1]
+    >>> sorted(adults["diabetes"].dropna().unique()), adults.shape[1]
     (['No', 'Yes'], 17)
     """
     paths = _find("nhanes/NHANESraw.csv.gz")
