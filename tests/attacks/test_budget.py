@@ -80,6 +80,18 @@ def test_a_budget_stops_every_step_that_reads_rows():
         assert all(declared.noisy for array, declared in given.items() if array != "run")
 
 
+def test_nothing_exact_means_nothing_but_noise_and_what_is_sealed():
+    none = Policy.strict(privacy=BUDGET.privacy, exact="none")
+    sealed = {
+        (family, name)
+        for family, name in UNPAID
+        if all(one.kind == "sealed" for one in FAMILIES[family][name].given.values())
+    }
+    assert passing(none) == PUBLIC | WITH_NOISE | sealed
+    assert sealed < UNPAID and not sealed & {("copula", "find_complete")}
+    assert passing(Policy(exact="none")) == passing(Policy.open())
+
+
 class Unread(FrameTable):
     """A table of which no value is read but by the types of its columns."""
 

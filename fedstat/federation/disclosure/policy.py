@@ -230,6 +230,8 @@ class Policy:
         :mod:`fedstat.federation.disclosure.leverage`.
     order : {"declared", "any"}
         Whether a site answers the steps of a family only in the order of its protocols.
+    exact : {"presence", "none"}
+        With a budget, "none" also refuses which entities have a record and which of these lack a value.
     privacy : Budget or None
         With a budget, values that depend on rows are released only with noise, and are charged to the budget
         first. Everything else is refused, except public descriptions, numbers of rows, which entities have a
@@ -586,6 +588,15 @@ class Policy:
             DEPARTING: "Most of a row, by weights that concentrate a sum on it. A row that alone has a "
             "combination of levels, by sums at a few coefficients in one session.",
         },
+    )
+    exact: Literal["presence", "none"] = rule(
+        "presence",
+        "privacy budget",
+        choice("presence", "none", strictest="none"),
+        'What a site with a privacy budget releases without noise. "presence": which records exist, and '
+        "which of these lack a value in the columns of a synthesis. Private analyses of sites with different "
+        'columns need it. "none": nothing but the public description, with the number of records.',
+        moot=lambda policy: policy.privacy is None,
     )
     privacy: Budget | None = rule(
         None,

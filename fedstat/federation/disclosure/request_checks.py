@@ -125,8 +125,15 @@ def _check_masked(question: ArrayRequest) -> Problem:
 
 def _check_accounted(question: ArrayRequest) -> Problem:
     policy, request, step, declared, where = question
-    if policy.privacy is None or step.public or declared.noisy or declared.unpaid:
+    unpaid = declared.unpaid and (policy.exact != "none" or declared.kind == "sealed")
+    if policy.privacy is None or step.public or declared.noisy or unpaid:
         return None
+    if declared.unpaid:
+        return (
+            f"releases nothing without noise: not {where}. Private analyses of sites with different rows "
+            f"need no such release. The owner can allow it with  {toml_line('exact', 'presence')}  in "
+            "policy.toml"
+        ), None
     why = MASKED_NOTE if _is_masked(request, declared) else PROTECTION_BY_KIND.get(declared.kind, "")
     return (
         f"releases values that depend on rows only with noise, charged to the budget: not {where}. "
