@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from scipy.special import expit, logit, ndtr, ndtri
@@ -20,50 +21,51 @@ BASELINE = "baseline"
 FAR = 1e3
 """Predictor in place of infinity: every distribution function is 0 or 1 there."""
 BLOCK = 8192
+Tails: TypeAlias = tuple[Floats, Floats]
+"""A distribution function and its complement."""
 
 
 @dataclass(frozen=True, slots=True)
 class CumulativeLink:
-    """Distribution function, its complement, density, slope of the density, and quantile."""
+    """A distribution: its function and its complement, then its density with the slope, and its quantiles."""
 
-    cdf: Callable[[Floats], Floats]
-    sf: Callable[[Floats], Floats]
-    pdf: Callable[[Floats], Floats]
-    slope: Callable[[Floats], Floats]
+    tails: Callable[[Floats], Tails]
+    density: Callable[[Floats, Floats, Floats], tuple[Floats, Floats]]
+    """Of the values and of both tails there."""
     quantile: Callable[[Floats], Floats]
 
-
-def _logistic_density(x: Floats) -> Floats:
-    return np.asarray(expit(x) * expit(-x))
-
-
-def _normal_density(x: Floats) -> Floats:
-    return np.asarray(np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi))
+    def between(self, low: Floats, high: Floats) -> tuple[Floats, Tails, Tails]:
+        """Return the probability between two values, and the tails at each."""
+        below, above = self.tails(low), self.tails(high)
+        # The smaller of two differences loses no digits where both are near one.
+        return np.where(low > 0.0, below[1] - above[1], above[0] - below[0]), below, above
 
 
-def _minimum_density(x: Floats) -> Floats:
+def _logistic(x: Floats, cdf: Floats, sf: Floats) -> tuple[Floats, Floats]:
+    density = cdf * sf
+    return density, density * (sf - cdf)
+
+
+def _normal(x: Floats, cdf: Floats, sf: Floats) -> tuple[Floats, Floats]:
+    density = np.asarray(np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi))
+    return density, -x * density
+
+
+def _smallest(x: Floats) -> Tails:
+    size = np.exp(np.minimum(x, 50.0))
+    return np.asarray(-np.expm1(-size)), np.asarray(np.exp(-size))
+
+
+def _of_smallest(x: Floats, cdf: Floats, sf: Floats) -> tuple[Floats, Floats]:
     x = np.minimum(x, 50.0)
-    return np.asarray(np.exp(x - np.exp(x)))
+    density = np.asarray(np.exp(x - np.exp(x)))
+    return density, density * -np.expm1(x)
 
 
 LINKS: Mapping[str, CumulativeLink] = {
-    "logit": CumulativeLink(
-        expit,
-        lambda x: np.asarray(expit(-x)),
-        _logistic_density,
-        lambda x: _logistic_density(x) * (expit(-x) - expit(x)),
-        logit,
-    ),
-    "probit": CumulativeLink(
-        ndtr, lambda x: np.asarray(ndtr(-x)), _normal_density, lambda x: -x * _normal_density(x), ndtri
-    ),
-    "cloglog": CumulativeLink(
-        lambda x: np.asarray(-np.expm1(-np.exp(np.minimum(x, 50.0)))),
-        lambda x: np.asarray(np.exp(-np.exp(np.minimum(x, 50.0)))),
-        _minimum_density,
-        lambda x: _minimum_density(x) * -np.expm1(np.minimum(x, 50.0)),
-        lambda p: np.asarray(np.log(-np.log1p(-p))),
-    ),
+    "logit": CumulativeLink(lambda x: (expit(x), expit(-x)), _logistic, logit),
+    "probit": CumulativeLink(lambda x: (ndtr(x), ndtr(-x)), _normal, ndtri),
+    "cloglog": CumulativeLink(_smallest, _of_smallest, lambda p: np.asarray(np.log(-np.log1p(-p)))),
 }
 """Cumulative links by name: those of proportional odds, of a normal latent variable, and of hazards."""
 
@@ -75,11 +77,9 @@ def probabilities(eta: Floats, link: str) -> Floats:
         full -= full.max(axis=1, keepdims=True)
         np.exp(full, out=full)
         return np.asarray(full / full.sum(axis=1, keepdims=True))
-    F = LINKS[link]
     ends = np.full((len(eta), 1), FAR)
     low, high = np.hstack([-ends, eta]), np.hstack([eta, ends])
-    # The smaller of two differences loses no digits where both are near one.
-    return np.maximum(np.where(low > 0.0, F.sf(low) - F.sf(high), F.cdf(high) - F.cdf(low)), 0.0)
+    return np.maximum(LINKS[link].between(low, high)[0], 0.0)
 
 
 def log_terms(eta: Floats, y: Ints, link: str) -> tuple[Floats, Floats, Floats]:
@@ -99,14 +99,15 @@ def log_terms(eta: Floats, y: Ints, link: str) -> tuple[Floats, Floats, Floats]:
         above, below = y < width, y > 0
         high, low = np.full(m, FAR), np.full(m, -FAR)
         high[above], low[below] = eta[row[above], y[above]], eta[row[below], y[below] - 1]
-        P = np.where(low > 0.0, F.sf(low) - F.sf(high), F.cdf(high) - F.cdf(low))
-        up, down = F.pdf(high) / P, -F.pdf(low) / P
+        P, *tails = F.between(low, high)
+        (f_low, slope_low), (f_high, slope_high) = F.density(low, *tails[0]), F.density(high, *tails[1])
+        up, down = f_high / P, -f_low / P
         i, j = row[above], y[above]
         g[i, j] = up[above]
-        H[i, j, j] = (F.slope(high) / P - up**2)[above]
+        H[i, j, j] = (slope_high / P - up**2)[above]
         i, j = row[below], y[below] - 1
         g[i, j] = down[below]
-        H[i, j, j] = (-F.slope(low) / P - down**2)[below]
+        H[i, j, j] = (-slope_low / P - down**2)[below]
         both = above & below
         i, j = row[both], y[both]
         H[i, j, j - 1] = H[i, j - 1, j] = -(up * down)[both]
