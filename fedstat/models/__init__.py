@@ -11,6 +11,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "gee": ("FederatedGEE",),
     "cox": ("FederatedCox",),
     "aft": ("FederatedAFT",),
+    "treatment": ("TreatmentEffect",),
     "descriptive": (
         "CumulativeIncidence",
         "KaplanMeier",

@@ -1,0 +1,211 @@
+"""Estimating equations of a row for the effect of a treatment: propensity, outcomes by arm, potential means.
+
+An arm j of J has the probability ``e_j`` given the columns. The rows that a mean is over have the weight h of
+the estimand in the population of the sites, and h / e_j among the rows of arm j (Li and Li 2019, "Propensity
+score weighting for causal inference with multiple treatments", Annals of Applied Statistics 13, table 1). All
+residuals are linear in the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from scipy.special import expit
+
+from fedstat.kernels.categories import BASELINE, probabilities
+from fedstat.typing import Floats, Ints
+
+ESTIMANDS = ("ATE", "ATT", "ATC", "ATO", "matching")
+"""Population of the effect: all rows, those of the second arm, of the first, of overlap, of matched pairs."""
+OBSERVED = {"ATT": 1, "ATC": 0}
+"""Estimands of the rows of an arm."""
+METHODS = ("ipw", "aipw", "standardization", "ipw_ra")
+PROPENSITY, OUTCOME, MEANS, ALL = range(4)
+"""Stages, which are solved one after the other, and all of them."""
+
+Residuals: TypeAlias = tuple[Floats, Floats, Floats]
+"""Log-likelihoods (n,), residuals (n, L), and their derivatives by the predictors, (n, L, L)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeLink:
+    """Mean, its derivative, and the cumulant function, by the linear predictor of a canonical link."""
+
+    mean: Callable[[Floats], Floats]
+    slope: Callable[[Floats], Floats]
+    cumulant: Callable[[Floats], Floats]
+
+
+LINKS: Mapping[str, OutcomeLink] = {
+    "Identity": OutcomeLink(lambda x: x, np.ones_like, lambda x: 0.5 * x**2),
+    "Logit": OutcomeLink(expit, lambda x: expit(x) * expit(-x), lambda x: np.logaddexp(0.0, x)),
+    "Log": OutcomeLink(np.exp, np.exp, np.exp),
+}
+"""By name of the link."""
+
+
+def tilt(E: Floats, estimand: str) -> tuple[Floats, Floats]:
+    """Return the weight h of an estimand (n,), and ``e_j dh / de_j`` (n, J), at probabilities (n, J)."""
+    D, row = np.zeros_like(E), np.arange(len(E))
+    match estimand:
+        case "ATE":
+            return np.ones(len(E)), D
+        case "ATO":
+            h = 1.0 / (1.0 / E).sum(axis=1)
+            return h, h[:, None] ** 2 / E
+        case "matching":
+            least = E.argmin(axis=1)
+        case _:
+            least = np.full(len(E), OBSERVED[estimand])
+    D[row, least] = E[row, least]
+    return E[row, least], D
+
+
+@dataclass(frozen=True, slots=True)
+class TreatmentEquations:
+    """Equations of one estimator: which there are, and their residuals.
+
+    Parameters
+    ----------
+    arms : int
+    method : str
+        One of `METHODS`.
+    estimand : str
+        One of `ESTIMANDS`.
+    link : str
+        Of the outcome, with which it is canonical.
+    trim : float
+        Rows with a smaller probability of any arm have no weight.
+
+    Notes
+    -----
+    The predictors are those of all arms but the first, of the outcome in each arm, and the potential means;
+    each group is absent where the estimator does not need it.
+    """
+
+    arms: int
+    method: str
+    estimand: str
+    link: str = "Identity"
+    trim: float = 0.0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether there is a propensity model."""
+        return self.method != "standardization" or self.estimand in ("ATO", "matching") or self.trim > 0.0
+
+    @property
+    def models(self) -> bool:
+        """Whether there are outcome models."""
+        return self.method != "ipw"
+
+    @property
+    def groups(self) -> tuple[slice, slice, slice]:
+        """Predictors of the propensity, of the outcomes, and of the means."""
+        first = (self.arms - 1) * self.weighs
+        second = first + self.arms * self.models
+        return slice(0, first), slice(first, second), slice(second, second + self.arms)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that this estimator has."""
+        return (*([PROPENSITY] if self.weighs else []), *([OUTCOME] if self.models else []), MEANS)
+
+    def weights(self, eta: Floats, arm: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return weights of rows, and h, each with derivatives by the predictors of the propensity.
+
+        Parameters
+        ----------
+        eta : (n, J - 1) array
+        arm : (n,) array of int
+
+        Returns
+        -------
+        w, dw, h, dh : (n,), (n, J - 1), (n,) and (n, J - 1) arrays
+            ``w = h / e`` of the arm of each row.
+        """
+        if not self.weighs:
+            none = np.zeros((len(arm), 0))
+            return np.ones(len(arm)), none, np.ones(len(arm)), none
+        E = probabilities(eta, BASELINE)
+        own, e = arm[:, None] == np.arange(1, self.arms), E[np.arange(len(arm)), arm]
+        h, D = tilt(E, self.estimand)
+        if self.trim:
+            kept = E.min(axis=1) >= self.trim
+            h, D = h * kept, D * kept[:, None]
+        dh = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True)
+        w = h / e
+        return w, dh / e[:, None] - w[:, None] * (own - E[:, 1:]), h, dh
+
+    def residuals(self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL) -> Residuals:
+        """Return log-likelihoods, residuals and derivatives of a stage at predictors (n, L)."""
+        (n, L), J = eta.shape, self.arms
+        g, H, loglik = np.zeros((n, L)), np.zeros((n, L, L)), np.zeros(n)
+        P, Q, M = (np.arange(L)[group] for group in self.groups)
+        own = (arm[:, None] == np.arange(J)).astype(np.float64)
+        with np.errstate(all="ignore"):
+            if self.weighs and stage in (PROPENSITY, ALL):
+                E = probabilities(eta[:, P], BASELINE)
+                g[:, P], loglik = own[:, 1:] - E[:, 1:], np.log(E[np.arange(n), arm])
+                H[:, P[:, None], P] = E[:, 1:, None] * E[:, None, 1:]
+                H[:, P, P] -= E[:, 1:]
+            if stage == PROPENSITY:
+                return loglik, g, H
+            w, dw, h, dh = self.weights(eta[:, P], arm)
+            if self.models:
+                link = LINKS[self.link]
+                m, slope = link.mean(eta[:, Q]), link.slope(eta[:, Q])
+            if self.models and stage in (OUTCOME, ALL):
+                # The outcome models of ipw_ra are fitted with the weights, all others without.
+                weighted = self.method == "ipw_ra"
+                omega = own * w[:, None] if weighted else own
+                g[:, Q] = omega * (y[:, None] - m)
+                H[:, Q, Q] = -omega * slope
+                loglik = loglik + (omega * (y[:, None] * eta[:, Q] - link.cumulant(eta[:, Q]))).sum(axis=1)
+                if weighted:
+                    H[:, Q[:, None], P] = (own * (y[:, None] - m))[:, :, None] * dw[:, None]
+            if stage in (MEANS, ALL):
+                mu = eta[:, M]
+                if self.estimand in OBSERVED:
+                    # The rows of an arm themselves, and not their expected number, as in Stata.
+                    s, ds = own[:, OBSERVED[self.estimand]] * (h > 0.0), np.zeros_like(dh)
+                else:
+                    s, ds = h, dh
+                if self.method == "ipw":
+                    g[:, M] = own * w[:, None] * (y[:, None] - mu)
+                    H[:, M, M] = -own * w[:, None]
+                    H[:, M[:, None], P] = (own * (y[:, None] - mu))[:, :, None] * dw[:, None]
+                else:
+                    g[:, M] = s[:, None] * (m - mu)
+                    H[:, M, M] = -s[:, None]
+                    H[:, M, Q] = s[:, None] * slope
+                    H[:, M[:, None], P] = (m - mu)[:, :, None] * ds[:, None]
+                if self.method == "aipw":
+                    g[:, M] += own * w[:, None] * (y[:, None] - m)
+                    H[:, M, Q] -= own * w[:, None] * slope
+                    H[:, M[:, None], P] += (own * (y[:, None] - m))[:, :, None] * dw[:, None]
+                if stage == MEANS:
+                    # Weights and models are known: only the means are solved for.
+                    H[:, :, P], H[:, :, Q] = 0.0, 0.0
+            elif stage == OUTCOME:
+                H[:, :, P] = 0.0
+        return loglik, g, H
+
+    def pairs(self, stage: int) -> list[tuple[int, int]]:
+        """Equations and predictors by which they have derivatives that are not zero by their form."""
+        groups = [range(group.start, group.stop) for group in self.groups]
+        P, Q, M = groups
+        found = [(j, k) for j in P for k in P] if stage in (PROPENSITY, ALL) else []
+        if stage in (OUTCOME, ALL):
+            found += [(j, j) for j in Q]
+        if stage in (MEANS, ALL):
+            found += [(j, j) for j in M]
+        if stage == ALL:
+            found += [(j, k) for j in Q for k in P if self.method == "ipw_ra"]
+            found += [*zip(M, Q, strict=False)]
+            depends = self.method in ("ipw", "aipw") or self.estimand in ("ATO", "matching")
+            found += [(j, k) for j in M for k in P if depends]
+        return found

@@ -1,0 +1,241 @@
+"""The coordinator of an effect of treatment: stages solved one after the other, and the sandwich of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.message import Reply
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.recession import name_columns, receding
+from fedstat.inference.stacked import EquationChain, sandwich
+from fedstat.kernels.categories import moved
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.treatment import ALL, MEANS, OUTCOME, PROPENSITY, TreatmentEquations
+from fedstat.models.horizontal.estimability import require_independent
+from fedstat.models.horizontal.session import add
+from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, OwnEstimate, open_rows, site_fits
+from fedstat.models.rows.predictors import standardized_point, to_units
+from fedstat.models.treatment.steps import TreatmentRequest, first_parameters, parameters_of
+from fedstat.typing import Array, Bools, Floats
+
+NO_STEP = (
+    "no step increases the likelihood ({} evaluations) with weight on more than a few rows of every site. "
+    "Leave out columns that separate the arms or the outcomes"
+)
+FEW_ROWS = (
+    "a few rows of a site have nearly all weight in a potential mean: the arms hardly overlap. Use "
+    "estimand='ATO', whose weights are bounded, or trim=0.05"
+)
+EXACT_STEPS = 2
+"""Steps for linear equations; the second removes the rounding error of the first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TreatmentFit:
+    """Solution of the equations.
+
+    `theta` (q,) and its covariance `cov` (q, q) are in the units of the data; the last parameters are the
+    potential means. `arms` (J, 2) has rows and sums of the outcome by arm. `trace` has log-likelihood, length
+    of the step in standard errors, and its largest change of a parameter, by evaluation.
+    """
+
+    theta: Annotated[Floats, "q"]
+    cov: Annotated[Floats, "q q"]
+    arms: Annotated[Floats, "J 2"]
+    levels: Annotated[tuple[LevelValue, ...], "J"]
+    terms: tuple[str, ...]
+    request: TreatmentRequest
+    design: RowsDesign
+    trace: Annotated[Floats, "E 3"]
+    converged: bool
+    masked: bool
+    local: Annotated[tuple[SiteFit, ...], "K"]
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Distribution of the outcome."""
+        return self.request.spec
+
+    @property
+    def chain(self) -> EquationChain:
+        """Columns of every equation."""
+        return self.request.chain(len(self.levels), self.terms, self.design.term_names[1:])
+
+    @property
+    def equations(self) -> TreatmentEquations:
+        """Equations of the estimator."""
+        return self.request.equations(len(self.levels))
+
+    @property
+    def means(self) -> Floats:
+        """Potential means, (J,)."""
+        return self.theta[-len(self.levels) :]
+
+    @property
+    def means_cov(self) -> Floats:
+        """Covariance of the potential means, (J, J)."""
+        J = len(self.levels)
+        return self.cov[-J:, -J:]
+
+
+class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
+    """Newton's method for both models, exact steps for linear equations, and the sandwich."""
+
+    def run(self, local: bool) -> FitProtocol[TreatmentFit]:
+        """Open the rows, solve the stages, and sum derivatives and products of all equations."""
+        session, request = self.session, self.request
+        # 1. Open the rows, and count the arms; sites estimate their own effects.
+        design, started, alone, _ = yield from open_rows(session, to_json(request), local)
+        question, arms = session.agreement.question, add(started, "arms")
+        levels = tuple(session.agreement.spec.levels[request.arm])
+        equations = request.equations(len(levels))
+        chain = request.chain(len(levels), question.terms, design.term_names[1:])
+        theta, converged = first_parameters(arms, chain, equations, request.spec), True
+        if not np.isfinite(theta).all():
+            raise EstimationError(
+                f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
+                "Use method='ipw'"
+            )
+        # 2. Propensity model, outcome models, means: each stage with the estimates of those before.
+        for stage in equations.stages:
+            point = partial(point_of, design, stage)
+            free = parameters_of(chain, equations, stage)
+            total = yield from self.evaluate(point(theta))
+            if total is None:
+                raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+            names = parameter_names(chain, equations, levels, design.names)
+            if stage != MEANS:
+                require_stage(chain, equations, stage, total, design)
+            if stage == MEANS or (stage == OUTCOME and request.spec.least_squares):
+                for _ in range(EXACT_STEPS):
+                    theta[free] += total.step(np.flatnonzero(free))
+                    total = yield from self.evaluate(point(theta))
+                    if total is None:
+                        raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+                continue
+            terms = parameter_names(chain, equations, levels, design.term_names)
+            back = moved(np.concatenate(chain.matrices(len(design.names))), to_units(design))
+            theta, total, _, found = yield from self.ascend(
+                point,
+                theta,
+                total,
+                n=int(design.n.sum()),
+                at_infinity=partial(
+                    separated, names=names, terms=terms, back=back, free=free, stage=stage, request=request
+                ),
+                stuck=NO_STEP,
+                free=free,
+            )
+            converged = converged and found
+        # 3. Derivatives and products of all equations at the solution.
+        at = standardized_point(design, theta)
+        replies = yield session.request_all("sum_scores", point_of(design, ALL, theta)) + session.request_all(
+            "sum_products", at
+        )
+        K = len(session.sites)
+        total = self.read(replies[:K])
+        if total is None:
+            raise EstimationError(FEW_ROWS)
+        back = moved(np.concatenate(chain.matrices(len(design.names))), to_units(design))
+        cov = back @ sandwich(-total.information, add(replies[K:], "products")) @ back.T
+        return TreatmentFit(
+            theta=back @ theta,
+            cov=cov,
+            arms=arms,
+            levels=levels,
+            terms=question.terms,
+            request=request,
+            design=design,
+            trace=np.array(self.trace).reshape(-1, 3),
+            converged=converged,
+            masked=session.masked,
+            local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
+        )
+
+
+def point_of(design: RowsDesign, stage: int, theta: Floats) -> dict[str, Array]:
+    """Return the arrays that name parameters and the stage."""
+    return standardized_point(design, theta) | {"stage": np.array(stage)}
+
+
+def own_effect(site: int, reply: Reply) -> OwnEstimate:
+    """Return the differences and the first mean of a site, and their covariance, as those of all sites."""
+    means, cov = reply.arrays["beta"], reply.arrays["cov"]
+    R = contrasts_with_first(len(means))
+    return R @ means, R @ cov @ R.T, None
+
+
+def contrasts_with_first(J: int) -> Floats:
+    """Matrix (J, J) from potential means to differences from the first, and the first itself last."""
+    R = np.vstack([np.eye(J)[1:], np.eye(J)[:1]])
+    R[:-1, 0] = -1.0
+    return R
+
+
+def parameter_names(
+    chain: EquationChain, equations: TreatmentEquations, levels: Sequence[LevelValue], columns: Sequence[str]
+) -> list[str]:
+    """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
+    P, Q, _ = equations.groups
+    heads = [f"propensity {level}: " for level in levels[1:]][: P.stop]
+    heads += [f"outcome {level}: " for level in levels][: Q.stop - Q.start]
+    found = [
+        f"{head}{columns[j]}"
+        for head, block in zip(heads, chain.columns, strict=False)
+        for j in block.tolist()
+    ]
+    return [*found, *(f"mean {level}" for level in levels)]
+
+
+def require_stage(
+    chain: EquationChain, equations: TreatmentEquations, stage: int, total: LikelihoodSums, design: RowsDesign
+) -> None:
+    """Require columns of a stage that do not follow from one another, in each equation."""
+    group = equations.groups[stage]
+    for columns, place in list(zip(chain.columns, chain.places, strict=True))[group]:
+        names, terms = ([texts[j] for j in columns.tolist()] for texts in (design.names, design.term_names))
+        require_independent(total.information[place, place], names, terms=terms)
+
+
+def separated(
+    step: Floats,
+    before: Floats,
+    now: Floats,
+    complete: bool,
+    *,
+    names: Sequence[str],
+    terms: Sequence[str],
+    back: Floats,
+    free: Bools,
+    stage: int,
+    request: TreatmentRequest,
+) -> EstimationError:
+    """Make the error for a stage whose likelihood increases without end, with the columns that separate."""
+    inside = np.ix_(free, free)
+    own, by_term = ([one for one, here in zip(texts, free, strict=True) if here] for texts in (names, terms))
+    slopes = np.array([not name.endswith(": Intercept") for name in own])
+    culprits, _, reference = receding(
+        step[free], before[inside], now[inside], back[inside], slopes, complete=complete
+    )
+    listed = name_columns(culprits, reference, own, by_term)
+    if stage == PROPENSITY:
+        return EstimationError(
+            f"the arms of {request.arm!r} are separated: the estimates of {listed} would be infinite, as "
+            "where all rows of a level are in one arm. There are no rows to compare with. Leave out the "
+            "term, merge its level with another, or leave these rows out by subset="
+        )
+    return EstimationError(
+        f"the outcomes of an arm are separated: the estimates of {listed} would be infinite, as where a "
+        "level has no events. Leave the term out of the formula of the outcome, or merge its level with "
+        "another"
+    )

@@ -1,0 +1,353 @@
+"""Results of an effect of treatment: potential means, comparisons, E-values, and the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn, Self
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.effects import EffectEstimates, Means
+from fedstat.inference.estimate import takes_alpha
+from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
+from fedstat.inference.hypotheses import DegreesOfFreedom
+from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.tables import WIDTH, Sheet, number, yes_or_no
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.results import RowsBasis, rows_estimate
+from fedstat.models.horizontal.site_results import SiteFitsResults
+from fedstat.models.margins import Change
+from fedstat.models.results import EstimateRecord
+from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first, parameter_names
+from fedstat.typing import Floats
+
+FORMAT = "fedstat treatment results 1"
+METHOD_WORDS = {
+    "ipw": "inverse probability weighting",
+    "aipw": "augmented inverse probability weighting",
+    "standardization": "standardization",
+    "ipw_ra": "weighted outcome models",
+}
+POPULATIONS = {
+    "ATE": "all rows",
+    "ATT": "rows of {1}",
+    "ATC": "rows of {0}",
+    "ATO": "rows of overlap",
+    "matching": "matched rows",
+}
+NOTES = Catalogue(
+    info={
+        "assumptions": "Causal if no unmeasured column affects both treatment and outcome{correct}.",
+    },
+)
+CORRECT = {
+    "ipw": " and the propensity model is right",
+    "standardization": " and the outcome models are right",
+    "aipw": " and one of both models is right",
+    "ipw_ra": " and one of both models is right",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TreatmentRecord(EstimateRecord):
+    """What a file of results holds."""
+
+    fit: TreatmentFit
+    basis: RowsBasis
+
+
+@dataclass(frozen=True, eq=False)
+class ArmMeans:
+    """Potential means, as functions of parameters; see :class:`~fedstat.models.effects.ResponseFunctions`."""
+
+    arm: str
+    arms: tuple[LevelValue, ...]
+    params: Floats
+    cov: Floats
+    over_rows: str
+    outcomes: Sequence[Any] = ("",)
+    heading: str = "group"
+    df: DegreesOfFreedom = None
+    link: str = ""
+    mean_words: str = "potential means"
+    why_no_average: str = ""
+    further: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The treatment."""
+        return (self.arm,)
+
+    @property
+    def levels(self) -> Mapping[str, tuple[LevelValue, ...]]:
+        """The arms, the control first."""
+        return {self.arm: self.arms}
+
+    @property
+    def typical(self) -> Mapping[str, LevelValue]:
+        """The control."""
+        return {self.arm: self.arms[0]}
+
+    @property
+    def inverse(self) -> tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]:
+        """Means are no functions of one linear predictor."""
+        return np.asarray, np.ones_like
+
+    def means(self, frame: pd.DataFrame) -> Means:
+        """Return the potential means of the arms of rows."""
+        unknown = [level for level in frame[self.arm] if level not in self.arms]
+        if unknown:
+            raise ModelError(f"at: {self.arm!r} has no level {unknown[0]!r}")
+        return self._of([self.arms.index(level) for level in frame[self.arm]])
+
+    def _of(self, places: Sequence[int]) -> Means:
+        back = np.linalg.inv(contrasts_with_first(len(self.arms)))[list(places)]
+        return Means(np.asarray(back @ self.params)[:, None], np.asarray(back)[:, None])
+
+    def derivatives(self, frame: pd.DataFrame, name: str) -> NoReturn:
+        """Refuse derivatives by a category."""
+        raise NotAvailableError(f"slopes: {name!r} is a category")
+
+    def linear(self, frame: pd.DataFrame) -> NoReturn:
+        """Refuse linear predictors."""
+        raise NotAvailableError("which='linear': potential means are averages, and have no linear predictor")
+
+    def averages(self, call: str, changes: Sequence[Change]) -> Means:
+        """Return potential means, or differences of two; no request is sent."""
+        if any(one.variable != self.arm or one.by for one in changes):
+            raise NotAvailableError(
+                f"{call} the potential means are of one arm each, over all rows",
+                remedy=Remedy("predictions({arm!r})", "name the treatment: {call}").filled(arm=self.arm),
+            )
+        high, low = (
+            self._of([self.arms.index(v) for v in values])
+            for values in (
+                [one.high for one in changes],
+                [one.high if one.low is None else one.low for one in changes],
+            )
+        )
+        single = np.array([one.low is None for one in changes])[:, None]
+        return Means(
+            high.values - np.where(single, 0.0, low.values),
+            high.slopes - np.where(single[..., None], 0.0, low.slopes),
+        )
+
+
+class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord):
+    """Results of :meth:`fedstat.TreatmentEffect.fit`.
+
+    `params` are the differences of the potential means from that of the control, and this mean, as in Stata's
+    ``teffects``. :meth:`predictions` has the mean of each arm, :meth:`comparisons` ratios and odds ratios.
+
+    Attributes
+    ----------
+    model : HorizontalModel
+        For results that were read from a file, the names of outcome and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age")
+    >>> fit = model.fit()
+    >>> fit.predictions("arm").tidy().round(3).iloc[:, :3]
+    >>> fit.comparisons("arm", comparison="lnratio", exponentiate=True).tidy().round(2)["estimate"].tolist()
+    >>> fit.e_values().round(2)
+    """
+
+    _record: TreatmentRecord
+    _joint_name = "test of equal potential means"
+
+    @classmethod
+    def _of(cls, model: HorizontalModel, fit: TreatmentFit, ledger: Ledger) -> Self:
+        """Make results of a fit."""
+        problem = "" if fit.converged else f"not converged after {len(fit.trace)} evaluations"
+        R, control = contrasts_with_first(len(fit.levels)), fit.levels[0]
+        names = (*(f"{level} - {control}" for level in fit.levels[1:]), f"mean {control}")
+        arm = fit.request.arm
+        estimate = rows_estimate(
+            model,
+            replace(fit.design, names=names, term_names=(*[arm] * (len(names) - 1), "mean")),
+            params=R @ fit.means,
+            cov=R @ fit.means_cov @ R.T,
+            converged=fit.converged,
+            convergence=problem or f"converged after {len(fit.trace)} evaluations",
+            cov_type="stacked",
+            llf=float("nan"),
+            reasons={
+                "llf": "potential means solve estimating equations",
+                "rsquared": "potential means solve estimating equations",
+            },
+        )
+        estimate = replace(estimate, df_model=float(len(names) - 1))
+        return cls(TreatmentRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model)), ledger, model)
+
+    @property
+    def population(self) -> str:
+        """Rows that the effect is over."""
+        levels = self._fit.levels
+        return POPULATIONS[self._fit.request.estimand].format(*levels)
+
+    @property
+    def arms(self) -> pd.DataFrame:
+        """Rows and mean outcome of each arm, and its potential mean."""
+        rows, total = self._fit.arms.T
+        index = pd.Index(self._fit.levels, name=self._fit.request.arm)
+        return pd.DataFrame(
+            {"rows": rows.astype(np.int64), "mean": total / rows, "potential_mean": self._fit.means},
+            index=index,
+        )
+
+    @property
+    def equations(self) -> pd.DataFrame:
+        """Parameters of all equations with standard errors: propensity, outcome models, means."""
+        fit = self._fit
+        names = parameter_names(fit.chain, fit.equations, fit.levels, fit.design.names)
+        frame = pd.DataFrame({"estimate": fit.theta, "std_error": np.sqrt(np.diag(fit.cov))}, index=names)
+        return frame
+
+    def _response(self, call: str, times: Any = None) -> ArmMeans:
+        if times is not None:
+            raise ModelError(f"{call}: times: this model predicts no survival; leave the argument out")
+        fit, estimate = self._fit, self.estimate
+        over = f"Averages over {self.population}"
+        return ArmMeans(fit.request.arm, fit.levels, estimate.params, self._cov(), over)
+
+    def _effect_words(self) -> tuple[str, str, str]:
+        return "difference of potential means", "exponential", "Exponentials"
+
+    def _constants(self) -> tuple[str, ...]:
+        return (self.estimate.names[-1],)
+
+    @takes_alpha
+    def e_values(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return E-values of the ratios of potential means.
+
+        An unmeasured column explains the ratio away only if its ratios with treatment and with outcome are
+        both at least the E-value, given all measured columns (VanderWeele and Ding 2017, Annals of Internal
+        Medicine 167).
+
+        Parameters
+        ----------
+        alpha : float
+            One minus the level of the interval.
+
+        Returns
+        -------
+        DataFrame
+            By comparison: ``ratio``, ``conf_low``, ``conf_high``, ``e_value``, and ``e_value_limit``, that of
+            the limit of the interval that is nearer to one; it is one if the interval contains one.
+
+        Raises
+        ------
+        EstimationError
+            A potential mean is not positive.
+        """
+        found: EffectEstimates = self.comparisons(
+            self._fit.request.arm, comparison="lnratio", exponentiate=True
+        )
+        frame = found.tidy(alpha).set_index("contrast")[["estimate", "conf_low", "conf_high"]]
+        frame.columns = pd.Index(["ratio", "conf_low", "conf_high"])
+        near = np.where(
+            frame["ratio"] >= 1.0, frame["conf_low"].clip(lower=1.0), frame["conf_high"].clip(upper=1.0)
+        )
+        return frame.assign(e_value=e_value(frame["ratio"].to_numpy()), e_value_limit=e_value(near))
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    _SUMMARY = (
+        ("Dep. Variable", "estimate.response", ""),
+        ("Treatment", "_fit.request.arm", ""),
+        ("Estimand", "_estimand_line", ""),
+        ("Method", "_method_line", ""),
+        ("Outcome Model", "_outcome_line", ""),
+        ("No. Observations", "nobs", ",d"),
+        ("Covariance Type", "_covariance_words", ""),
+        ("Converged", "converged", yes_or_no),
+    )
+    _GLANCE: ClassVar = (("nobs", "nobs"), ("n_sites", "_n_sites"))
+
+    @property
+    def _estimand_line(self) -> str:
+        return f"{self._fit.request.estimand} ({self.population})"
+
+    @property
+    def _method_line(self) -> str:
+        return str(self._fit.request.method)
+
+    @property
+    def _outcome_line(self) -> str:
+        return str(self._fit.distribution.name) if self._fit.equations.models else ""
+
+    def _title(self) -> str:
+        return f"{self.model_name} by {METHOD_WORDS[self._fit.request.method]}"
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        header, coefficients, *rest = super()._sheets(alpha)
+        yield header
+        yield self._arm_sheet()
+        yield coefficients
+        yield from rest
+
+    def _arm_sheet(self) -> Sheet:
+        rows = tuple(
+            (str(level), f"{int(rows):,}", number(mean), number(potential))
+            for level, rows, mean, potential in zip(
+                self._fit.levels, *self.arms.to_numpy().T.tolist(), strict=True
+            )
+        )
+        widths = (12, 14, 16)
+        stub = WIDTH - sum(widths) - len(widths)
+        return Sheet(
+            (str(self._fit.request.arm), "rows", "mean", "potential mean"), rows, "lrrr", (stub, *widths)
+        )
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        yield from self._left_out_note()
+        yield NOTES.note("assumptions", correct=CORRECT[self._fit.request.method])
+        yield from self._own_fits_note()
+        yield from self._difference_note()
+        yield from self._masking_note()
+
+    # -- what other results over rows have -----------------------------------------------------------
+
+    def _compare_sites(self) -> Heterogeneity:
+        """Compare the sites' own effects; the information of each is that of its covariance."""
+        est, parts = self.estimate, []
+        for own in self._fit.local:
+            information, score = np.zeros((len(est.names),) * 2), np.zeros(len(est.names))
+            if own.beta is not None:
+                information = np.linalg.inv(own.cov)
+                score = information @ (own.beta - est.params)
+            parts.append(replace(own, score=score, information=information))
+        if sum(own.beta is not None for own in self._fit.local) < 2:
+            raise EstimationError("fewer than two sites released an effect of their own")
+        found = heterogeneity(est.names, est.params, 1.0, parts, sources=(), terms=est.terms)
+        # The errors are those of the equations over all rows, and not of a mean of the sites' effects.
+        return replace(
+            found, table=found.table.assign(std_error=self.bse.to_numpy()), without_each=None, sources=()
+        )
+
+    def _effect_part(self) -> NoReturn:
+        raise self._other("effect", "A covariate has no effect of its own here")
+
+    def _predicted(self, frame: Any, params: Any = None) -> NoReturn:
+        raise self._other("get_prediction", "Means are potential means of whole arms")
+
+    def _other(self, call: str, why: str) -> NotAvailableError:
+        return NotAvailableError(
+            f"{call}: {why[0].lower()}{why[1:]}",
+            remedy=Remedy("predictions({arm!r})", "use {call}").filled(arm=self._fit.request.arm),
+        )
+
+
+def e_value(ratios: Floats) -> Floats:
+    """Return the E-values of ratios (n,): ``R + sqrt(R (R - 1))``, of the inverse below one."""
+    R = np.maximum(ratios, 1.0 / ratios)
+    return np.asarray(R + np.sqrt(R * (R - 1.0)))

@@ -1,0 +1,418 @@
+"""Steps of a site for the effect of a treatment: sums of estimating equations, and its own effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import control
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.stacked import EquationChain, sandwich
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.treatment import (
+    ALL,
+    ESTIMANDS,
+    LINKS,
+    MEANS,
+    METHODS,
+    OUTCOME,
+    PROPENSITY,
+    Residuals,
+    TreatmentEquations,
+)
+from fedstat.models.horizontal.rows import glm_rows, require_response, summed
+from fedstat.models.rows.newton import maximize_own
+from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums, own_part
+from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_at
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "treatment"
+EMPTY_ARM = "an arm has no rows"
+
+
+@dataclass(frozen=True, slots=True)
+class TreatmentRequest:
+    """The estimator: column of the treatment, terms of both models, distribution in JSON, and choices.
+
+    `outcome` and `propensity` are places of terms among those of the question.
+    """
+
+    arm: str
+    outcome: tuple[int, ...]
+    propensity: tuple[int, ...]
+    distribution: str
+    method: str
+    estimand: str
+    trim: float = 0.0
+
+    def check(self) -> None:
+        """Refuse unknown choices."""
+        if self.method not in METHODS or self.estimand not in ESTIMANDS or not 0.0 <= self.trim < 0.5:
+            raise MessageError("treatment: unknown method or estimand, or a bound that is not below 0.5")
+        if self.spec.link not in LINKS or not self.spec.canonical:
+            raise MessageError(f"family: expected one with its canonical link {', '.join(LINKS)}")
+
+    @property
+    def spec(self) -> DistributionSpec:
+        """Distribution of the outcome."""
+        return DistributionSpec.from_json(self.distribution)
+
+    def equations(self, arms: int) -> TreatmentEquations:
+        """Return the equations for a number of arms."""
+        return TreatmentEquations(arms, self.method, self.estimand, self.spec.link, self.trim)
+
+    def chain(self, arms: int, terms: Sequence[str], term_names: Sequence[str]) -> EquationChain:
+        """Return the columns of every equation; `term_names` are terms of the columns after the constant."""
+
+        def columns(places: Sequence[int]) -> Ints:
+            named = {terms[place] for place in places}
+            return np.array([0, *(1 + j for j, name in enumerate(term_names) if name in named)])
+
+        blocks = (columns(self.propensity), columns(self.outcome), np.zeros(1, dtype=np.int64))
+        groups = self.equations(arms).groups
+        return EquationChain(
+            [
+                block
+                for block, group in zip(blocks, groups, strict=True)
+                for _ in range(group.stop - group.start)
+            ]
+        )
+
+
+class ArmRows(NamedTuple):
+    """Columns of some rows (m, p), the arm (m,) and the outcome (m,) of each."""
+
+    X: Floats
+    arm: Ints
+    y: Floats
+
+
+def first_parameters(
+    arms: Floats, chain: EquationChain, equations: TreatmentEquations, distribution: DistributionSpec
+) -> Floats:
+    """Parameters (q,) with the shares of the arms and their mean outcomes, from sums `arms` (J, 2)."""
+    theta, (P, Q, _) = np.zeros(chain.size), equations.groups
+    first = np.array([place.start for place in chain.places])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        theta[first[P]] = np.log(arms[1:, 0] / arms[0, 0])[: P.stop]
+        link = distribution.make().link
+        theta[first[Q]] = np.asarray(link(arms[:, 1] / arms[:, 0]))[: Q.stop - Q.start]
+    return theta
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteTreatment(PredictorObjective):
+    """One fit's rows at a stage of the chain; its predictors are those of all equations."""
+
+    family = FAMILY
+    request_type = TreatmentRequest
+    requests = control("treatment, terms of both models, distribution, estimator", common=True)
+    starts: ClassVar = {"arms": summed("rows, and sums of the outcome, by arm", 2, behind=OPEN_ROWS)}
+    own_fit: ClassVar = {
+        "beta": own_part("potential means"),
+        "cov": own_part("their covariance", 2),
+    }
+    what: ClassVar = {
+        "score": "estimating functions",
+        "information": "their derivative",
+        "loglik": "log-likelihood of a stage",
+    }
+    unbounded = "separated arms or outcomes"
+
+    request: TreatmentRequest
+    levels: tuple[LevelValue, ...]
+    stage: int = ALL
+
+    @classmethod
+    def begin(
+        cls, data: SiteData, state: State, request: TreatmentRequest
+    ) -> tuple[SiteTreatment, dict[str, Array]]:
+        """Check the rows, and count the arms: ``arms`` (J, 2)."""
+        opened = rows_of(state)
+        question, levels = opened.question, tuple(opened.spec.levels.get(request.arm, ()))
+        places = (*request.outcome, *request.propensity)
+        if (
+            len(levels) < 2
+            or not question.intercept
+            or question.weights
+            or question.offsets
+            or not question.response
+            or not all(0 <= place < len(question.terms) for place in places)
+        ):
+            raise MessageError(f"{data.name}: the model did not open this treatment with its terms")
+        site = cls(opened, request, state.entities, levels)
+        for rows, X in opened.chunks():
+            require_response(data.name, glm_rows(rows, X), request.spec, question.response)
+        state.report(*site.products_by_arm())
+        return site, {"arms": site.arms}
+
+    @property
+    def variant(self) -> object:
+        """The estimator."""
+        return [self.request.method, self.request.estimand, self.request.trim, self.request.propensity]
+
+    @property
+    def equations(self) -> TreatmentEquations:
+        """Equations of the estimator."""
+        return self.request.equations(len(self.levels))
+
+    @property
+    def chain(self) -> EquationChain:
+        """Columns of every equation."""
+        return self.request.chain(len(self.levels), self.opened.question.terms, self.opened.term_names)
+
+    @property
+    def matrices(self) -> Floats:
+        """Matrices from parameters to the coefficients of each predictor."""
+        return self.chain.matrices(len(self.opened.scale))
+
+    def at(self, stage: int) -> SiteTreatment:
+        """Return the rows at a stage."""
+        return replace(self, stage=stage)
+
+    def chunks(self) -> Iterator[ArmRows]:
+        """Yield the rows, part by part."""
+        index = pd.Index(list(self.levels), dtype=object)
+        for rows, X in self.opened.chunks():
+            arm = index.get_indexer(
+                pd.Index(rows.frame[self.request.arm].to_numpy(dtype=object), dtype=object)
+            )
+            yield ArmRows(X, np.asarray(arm, dtype=np.int64), rows.y)
+
+    @property
+    def arms(self) -> Floats:
+        """Rows, and sums of the outcome, by arm, (J, 2)."""
+        found, J = np.zeros((len(self.levels), 2)), len(self.levels)
+        for _, arm, y in self.chunks():
+            found += np.column_stack([np.bincount(arm, one, J) for one in (None, y)])
+        return found
+
+    def products_by_arm(self) -> Iterator[facts.SummedProducts | facts.OutcomeCounts]:
+        """Facts on the products of columns and outcome over the rows of each arm, which models sum."""
+        whole = next(self.opened.products())
+        arm, y = (np.concatenate([rows[place] for rows in self.chunks()]) for place in (1, 2))
+        for j, level in enumerate(self.levels):
+            inside = arm == j
+            names = [f"{name} (of {level})" for name in whole.names]
+            yield replace(whole, names=names, rows=None, weights=inside.astype(np.float64))
+            if self.request.spec.name == "Binomial":
+                counts = (int((inside & (y == 0.0)).sum()), int((inside & (y == 1.0)).sum()))
+                yield facts.OutcomeCounts(counts, f"{self.opened.question.response} of {level}")
+
+    def residuals_of(self, rows: ArmRows, own: Floats) -> Residuals:
+        """Return log-likelihoods, residuals and derivatives of rows at the site's own parameters."""
+        eta = self.chain.predictors(rows.X, own)
+        return self.equations.residuals(eta, rows.arm, rows.y, self.stage)
+
+    def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+        """Yield columns, log-likelihoods, residuals, and their derivatives by the predictors."""
+        for rows in self.chunks():
+            yield rows.X, *self.residuals_of(rows, own)
+
+    def sums(self, own: Floats) -> SiteSums:
+        """Sum over the rows."""
+        chain, loglik = self.chain, 0.0
+        score, information = np.zeros(chain.size), np.zeros((chain.size, chain.size))
+        for X, part, g, H in self.rows_at(own):
+            loglik += float(part.sum())
+            score += chain.score(X, g)
+            information -= chain.derivative(X, H)
+        return SiteSums(loglik, score, information)
+
+    def terms(self, own: Floats) -> Mapping[str, Sequence[facts.RowTerms]]:
+        """Return the terms of the sums, whose weights are linear in the outcome."""
+        found: dict[str, list[facts.RowTerms]] = {"score": [], "information": []}
+        chain, M = self.chain, self.matrices
+        for rows in self.chunks():
+            for name, j, k, weights, times in self._linear(rows, own):
+                left = rows.X[:, chain.columns[j]] @ M[j][chain.columns[j]]
+                right = (
+                    np.ones((len(rows.y), 1))
+                    if k < 0
+                    else rows.X[:, chain.columns[k]] @ M[k][chain.columns[k]]
+                )
+                found[name].append(facts.RowTerms(left, weights, right, times))
+        return found
+
+    def _linear(self, rows: ArmRows, own: Floats) -> Iterator[tuple[str, int, int, Floats, Floats | None]]:
+        """Yield the sum, equation and predictor, weights (m, 1), and the outcome where it multiplies them."""
+        zero, one = (
+            self.residuals_of(rows._replace(y=np.full_like(rows.y, value)), own) for value in (0.0, 1.0)
+        )
+        for name, sign, place, pairs in (
+            ("score", 1.0, 1, [(j, -1) for j in range(zero[1].shape[1])]),
+            ("information", -1.0, 2, self.equations.pairs(self.stage)),
+        ):
+            for j, k in pairs:
+                at = (slice(None), j) if k < 0 else (slice(None), j, k)
+                start = sign * zero[place][at][:, None]
+                slope = sign * one[place][at][:, None] - start
+                yield name, j, k, start, None
+                if j >= self.equations.groups[0].stop:  # the propensity model has no outcome
+                    yield name, j, k, slope, rows.y
+
+    def vectors(self, own: Floats) -> Floats:
+        """Return the weights by which columns are multiplied, (n, k)."""
+        return np.concatenate([self.vectors_of(rows, own) for rows in self.chunks()])
+
+    def vectors_of(self, rows: ArmRows, own: Floats) -> Floats:
+        """Return the same of some rows."""
+        _, g, H = self.residuals_of(rows, own)
+        return np.column_stack([g, *(-H[:, j, k] for j, k in self.equations.pairs(self.stage))])
+
+    def blocks(self) -> Iterator[TreatmentBlock]:
+        """Yield the rows for the check of what sums at several parameters single out."""
+        return (TreatmentBlock(self, rows) for rows in self.chunks())
+
+    def key_of(self, own: Floats) -> Any:
+        """Return what distinguishes a point: parameters, and the stage."""
+        return own.tobytes(), self.stage
+
+    @property
+    def first(self) -> Floats:
+        """Parameters with the shares of the arms and their mean outcomes."""
+        return first_parameters(self.arms, self.chain, self.equations, self.request.spec)
+
+    def lacks(self) -> str:
+        """Require rows of each arm."""
+        return EMPTY_ARM if (self.arms[:, 0] == 0.0).any() or not np.isfinite(self.first).all() else ""
+
+    # -- the site's own effect ---------------------------------------------------------------------
+
+    @property
+    def own_numbers(self) -> int:
+        """Potential means and their covariance."""
+        J = len(self.levels)
+        return J * (J + 3) // 2
+
+    @property
+    def own_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the arrays of the site's own effect."""
+        J = len(self.levels)
+        return {"beta": (J,), "cov": (J, J)}
+
+    def stage_mask(self, stage: int) -> Bools:
+        """Parameters of a stage."""
+        return parameters_of(self.chain, self.equations, stage)
+
+    def fit_own(self) -> tuple[dict[str, Array], str]:
+        """Solve the equations of the site's rows: ``beta`` (J,) and ``cov`` (J, J), zero without a fit."""
+        arrays: dict[str, Array] = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
+        own, problem, known = self.first, self.lacks(), self.known
+        for stage in self.equations.stages:
+            part, site = known & self.stage_mask(stage), self.at(stage)
+            inside = np.ix_(part, part)
+
+            def at(
+                values: Floats, part: Bools = part, site: SiteTreatment = site, inside: Any = inside
+            ) -> Any:
+                trial = own.copy()
+                trial[part] = values
+                now = site.sums(trial)
+                return now.loglik, now.score[part], now.information[inside]
+
+            if not problem:
+                found, _, problem = maximize_own(at, own[part], self.unbounded)
+                own[part] = found
+        if problem:
+            return arrays, problem
+        chain, A, B = self.chain, np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
+        for X, _, g, H in self.at(ALL).rows_at(own):
+            A, B = A + chain.derivative(X, H), B + chain.products(X, g)
+        try:
+            V = sandwich(A[np.ix_(known, known)], B[np.ix_(known, known)])
+        except EstimationError:
+            return arrays, self.unbounded
+        J = len(self.levels)
+        return {"beta": own[-J:], "cov": V[-J:, -J:]}, ""
+
+
+def parameters_of(chain: EquationChain, equations: TreatmentEquations, stage: int) -> Bools:
+    """Mark the parameters of a stage, (q,)."""
+    mask = np.zeros(chain.size, dtype=np.bool_)
+    for place in chain.places[equations.groups[stage]]:
+        mask[place] = True
+    return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreatmentBlock(facts.RowBlock):
+    """A part of the rows; a point is the bytes of parameters, and the stage."""
+
+    site: SiteTreatment
+    rows: ArmRows
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, a constant and the arms among them."""
+        return self.rows.X
+
+    def terms(self, point: Any) -> list[facts.RowTerms]:
+        """Terms of the sums at a point."""
+        own, stage = point
+        site, X, one = self.site.at(stage), self.rows.X, np.ones((len(self.rows.y), 1))
+        C = [X[:, columns] for columns in site.chain.columns]
+        return [
+            facts.RowTerms(C[j], weights, one if k < 0 else C[k], times)
+            for _, j, k, weights, times in site._linear(self.rows, np.frombuffer(own))
+        ]
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Return the weights of rows in the sums at points, (m, k)."""
+        return np.column_stack(
+            [self.site.at(stage).vectors_of(self.rows, np.frombuffer(own)) for own, stage in points]
+        )
+
+    def every(self, first: int, step: int) -> TreatmentBlock:
+        """Return every n-th row, from the first on."""
+        X, arm, y = self.rows
+        return replace(self, rows=ArmRows(X[first::step], arm[first::step], y[first::step]))
+
+
+enter_start(SiteTreatment)
+
+
+@step(
+    FAMILY,
+    "start fit_alone sum_scores",
+    takes={**STANDARDIZED, "stage": control("stage of the chain", 0)},
+    releases=releases_of(SiteTreatment),
+)
+def sum_scores(
+    data: SiteData, state: State, stage: Array, shift: Floats, scale: Floats, beta: Floats
+) -> dict[str, Array]:
+    """Sum the equations of a stage over the rows: the propensity model, outcome models, means, or all.
+
+    Released are ``score`` (q,), ``information`` (q, q), minus the derivative of the score, and ``loglik``.
+    ``spread`` is false, and all else zero, if few rows have nearly all weight at these parameters.
+    """
+    if int(stage) not in (PROPENSITY, OUTCOME, MEANS, ALL):
+        raise MessageError(f"{data.name}: there is no stage {int(stage)} of the chain")
+    site = rows_in(state, SiteTreatment).at(int(stage))
+    return scores_at(state, site, site.place(shift, scale, beta))
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes=STANDARDIZED,
+    releases={"products": summed("outer products of the estimating functions of rows", 2)},
+)
+def sum_products(
+    data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats
+) -> dict[str, Array]:
+    """Sum outer products of the estimating functions of the rows, ``products`` (q, q)."""
+    site = rows_in(state, SiteTreatment).at(ALL)
+    own, C = site.place(shift, scale, beta)
+    state.report(*site.facts_at(own, SiteSums(0.0, np.zeros(0), np.zeros((0, 0)))), *site.products_at(own))
+    scores = np.concatenate([site.chain.scores(X, g) for X, _, g, _ in site.rows_at(own)]) @ C
+    return {"products": scores.T @ scores}
