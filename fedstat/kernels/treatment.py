@@ -137,8 +137,10 @@ class TreatmentEquations:
             kept = E.min(axis=1) >= self.trim
             h, D = h * kept, D * kept[:, None]
         dh = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True)
-        w = h / e
-        return w, dh / e[:, None] - w[:, None] * (own - E[:, 1:]), h, dh
+        # Divided before they are subtracted: the weight of an arm in its own population is one, exactly.
+        w, D = h / e, D / e[:, None]
+        dw = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True) - w[:, None] * (own - E[:, 1:])
+        return w, dw, h, dh
 
     def residuals(self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL) -> Residuals:
         """Return log-likelihoods, residuals and derivatives of a stage at predictors (n, L)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -121,7 +121,7 @@ class SyntheticRows:
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
     `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `groups` are
-    columns of groups of two rows.
+    columns of groups of two rows. Steps read the values of the `leveled` columns, whose levels are given.
     """
 
     agreement: RowsSchema
@@ -130,6 +130,7 @@ class SyntheticRows:
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
+    leveled: Mapping[str, Sequence[LevelValue]] = field(default_factory=dict)
     site_column: str = ""
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
@@ -200,6 +201,8 @@ class SyntheticRows:
         frame = draw_group_codes(question, data.name, m, self.nested)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
         frame = frame.assign(**dict.fromkeys(self.groups, np.arange(m) // ROWS_OF_A_GROUP))
+        for name, levels in self.leveled.items():
+            frame[name] = pd.Series(levels, dtype=object).iloc[np.arange(m) % len(levels)].to_numpy()
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
             frame[name] = self.curves[name].drawn(

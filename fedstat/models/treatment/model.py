@@ -15,6 +15,7 @@ from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import Term, parse_term, split_sides, term_text
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import IterationLoop
+from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.treatment import ESTIMANDS, LINKS, METHODS
 from fedstat.models.checks import (
@@ -91,7 +92,7 @@ class TreatmentEffect(HorizontalModel):
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
     >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age + C(stage)")
     >>> model.fit().params.round(3).to_dict()
-    {}
+    {'surgery - drugs': -0.165, 'mean drugs': 0.592}
     """
 
     model_name: ClassVar[str] = "Effect of a treatment"
@@ -226,6 +227,10 @@ class TreatmentEffect(HorizontalModel):
         model = cls(parsed, partition, **settings)
         model._given = settings
         return model
+
+    def _synthetic_rows(self, nested: tuple[str, ...] = (), **more: Any) -> SyntheticRows:
+        levels = {self.arm: self.agreement.spec.levels[self.arm]}
+        return super()._synthetic_rows(nested, leveled=levels, **more)
 
     def _request(self, method: str) -> TreatmentRequest:
         """Make the request of an estimator; terms are named by their place."""

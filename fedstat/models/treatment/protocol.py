@@ -44,13 +44,13 @@ EXACT_STEPS = 2
 class TreatmentFit:
     """Solution of the equations.
 
-    `theta` (q,) and its covariance `cov` (q, q) are in the units of the data; the last parameters are the
+    `theta` (s,) and its covariance `cov` (s, s) are in the units of the data; the last parameters are the
     potential means. `arms` (J, 2) has rows and sums of the outcome by arm. `trace` has log-likelihood, length
     of the step in standard errors, and its largest change of a parameter, by evaluation.
     """
 
-    theta: Annotated[Floats, "q"]
-    cov: Annotated[Floats, "q q"]
+    theta: Annotated[Floats, "s"]
+    cov: Annotated[Floats, "s s"]
     arms: Annotated[Floats, "J 2"]
     levels: Annotated[tuple[LevelValue, ...], "J"]
     terms: tuple[str, ...]

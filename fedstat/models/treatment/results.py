@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import pandas as pd
@@ -156,8 +156,15 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age")
     >>> fit = model.fit()
     >>> fit.predictions("arm").tidy().round(3).iloc[:, :3]
+           arm  estimate  std_error
+    0    drugs     0.592      0.023
+    1  surgery     0.428      0.025
     >>> fit.comparisons("arm", comparison="lnratio", exponentiate=True).tidy().round(2)["estimate"].tolist()
-    >>> fit.e_values().round(2)
+    [0.72]
+    >>> fit.e_values().round(2)["e_value"].tolist()
+    [2.11]
+    >>> fit.population, fit.arms.columns.tolist(), fit.equations.shape
+    ('all rows', ['rows', 'mean', 'potential_mean'], (8, 2))
     """
 
     _record: TreatmentRecord
@@ -270,7 +277,6 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         ("Covariance Type", "_covariance_words", ""),
         ("Converged", "converged", yes_or_no),
     )
-    _GLANCE: ClassVar = (("nobs", "nobs"), ("n_sites", "_n_sites"))
 
     @property
     def _estimand_line(self) -> str:

@@ -79,6 +79,7 @@ FAMILY_WORDS: Mapping[str, str] = {
     "m2sem": "clusters and factors",
     "schema": "description of the columns",
     "secure": "exchange of keys",
+    "treatment": "effect of a treatment",
     "vfem": "regression over columns of several sites",
     "vglm": "regression over columns of several sites",
 }

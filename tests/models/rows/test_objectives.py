@@ -67,10 +67,14 @@ CASES = {
     "loglogistic times": lambda: fs.FederatedAFT.from_formula(
         "Surv(entry, t, died) ~ x + z", PARTITION, distribution="loglogistic", var_weights="w"
     ).fit(),
+    "weighted treatment": lambda: fs.TreatmentEffect.from_formula(
+        "y ~ x + z", PARTITION, treatment="g ~ x", family=sm.families.Poisson(), estimand="ATO"
+    ).fit("aipw"),
     "weibull": lambda: FederatedWeibull.from_formula("Surv(t, died) ~ x + z", PARTITION).fit(),
 }
 FAMILY = {"efron": "cox", "breslow": "cox", "ordinal": "categories", "multinomial": "categories"}
 FAMILY |= {name: "aft" for name in CASES if name.endswith("times")}
+FAMILY["weighted treatment"] = "treatment"
 FAMILY |= dict.fromkeys(("exchangeable", "autoregressive", "independent"), "gee")
 FAMILY |= dict.fromkeys(("logit", "probit", "gamma", "normal"), "glm")
 
@@ -109,7 +113,7 @@ def fitted(request):
     return rows_of_fit(request.param)
 
 
-@pytest.fixture(params=[case for case in CASES if FAMILY.get(case) != "gee"])
+@pytest.fixture(params=[case for case in CASES if FAMILY.get(case) not in ("gee", "treatment")])
 def objective(request):
     """Rows with a likelihood."""
     return rows_of_fit(request.param)

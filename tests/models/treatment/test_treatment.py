@@ -1,0 +1,278 @@
+"""Effects of a treatment are those of the pooled table: statsmodels, Stata, and numerical derivatives."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from numpy.testing import assert_allclose
+from scipy.special import expit, softmax
+from statsmodels.treatment.tests import test_teffects as stata
+from statsmodels.treatment.treatment_effects import TreatmentEffect
+
+import fedstat as fs
+from fedstat.errors import EstimationError, FormulaError, ModelError, NotAvailableError
+from fedstat.kernels.treatment import ESTIMANDS, METHODS
+
+RNG = np.random.default_rng(7)
+N = 900
+TABLE = pd.DataFrame({"a": RNG.normal(size=N), "b": RNG.normal(size=N), "site": RNG.choice(list("ABC"), N)})
+TABLE["t"] = (RNG.random(N) < expit(0.4 * TABLE["a"] - 0.5 * TABLE["b"])).astype(int)
+GUMBEL = RNG.gumbel(size=(N, 3))
+TABLE["arm"] = np.array(["low", "mid", "top"])[
+    (np.column_stack([np.zeros(N), 0.5 * TABLE["a"], 0.4 * TABLE["b"]]) + GUMBEL).argmax(axis=1)
+]
+TABLE["y"] = 1 + 0.8 * TABLE["t"] + TABLE["a"] + 0.5 * TABLE["b"] + 0.4 * TABLE["t"] * TABLE["a"]
+TABLE["y"] += RNG.normal(size=N)
+TABLE["e"] = (TABLE["y"] + RNG.logistic(size=N) > 1.0).astype(int)
+TABLE["k"] = RNG.poisson(np.exp(0.3 * TABLE["y"]))
+FAMILIES = {"y": "gaussian", "e": "binomial", "k": "poisson"}
+
+
+def rows(table=TABLE, **given):
+    return fs.ClientPartition.from_frame(table, by="site", **given)
+
+
+def model(formula="y ~ a + b", treatment="t ~ a + b", table=TABLE, **given):
+    return fs.TreatmentEffect.from_formula(formula, rows(table), treatment=treatment, **given)
+
+
+# ---- an oracle of its own: the equations of the pooled table, with numerical derivatives --------------
+
+
+def pooled(outcome="y", arm="t", x=("a", "b"), z=("a", "b"), method="aipw", estimand="ATE", trim=0.0, Z=None):
+    """Solve the equations with derivatives by differences: potential means and their covariance."""
+    levels, code = np.unique(TABLE[arm], return_inverse=True)
+    X = np.column_stack([np.ones(N), TABLE[list(x)]])
+    Z = np.column_stack([np.ones(N), TABLE[list(z)]]) if Z is None else Z
+    y, J, T = TABLE[outcome].to_numpy(float), len(levels), np.eye(len(levels))[code]
+    mean = {"y": lambda u: u, "e": expit, "k": np.exp}[outcome]
+    k, p = Z.shape[1], X.shape[1]
+    weighs = method != "standardization" or estimand in ("ATO", "matching") or trim
+    models = method != "ipw"
+
+    def psi(theta):
+        out, E = [], np.full((N, J), np.nan)
+        at = 0
+        if weighs:
+            G = theta[: k * (J - 1)].reshape(J - 1, k)
+            E = softmax(np.column_stack([np.zeros(N), Z @ G.T]), axis=1)
+            out += [(T[:, j] - E[:, j])[:, None] * Z for j in range(1, J)]
+            at = k * (J - 1)
+        h = {
+            "ATE": lambda: np.ones(N),
+            "ATT": lambda: E[:, 1],
+            "ATC": lambda: E[:, 0],
+            "ATO": lambda: 1.0 / (1.0 / E).sum(axis=1),
+            "matching": lambda: E.min(axis=1),
+        }[estimand]()
+        keep = (E.min(axis=1) >= trim) if trim else np.ones(N)
+        s = {"ATT": T[:, 1], "ATC": T[:, 0]}.get(estimand, h) * keep
+        W = T * (h * keep)[:, None] / E if weighs else T
+        mu = theta[-J:]
+        for j in range(J):
+            if models:
+                m = mean(X @ theta[at : at + p])
+                at += p
+                w = W[:, j] if method == "ipw_ra" else T[:, j]
+                out.append((w * (y - m))[:, None] * X)
+                out_j = s * (m - mu[j]) + (W[:, j] * (y - m) if method == "aipw" else 0.0)
+            else:
+                out_j = W[:, j] * (y - mu[j])
+            means[j] = out_j
+        return np.column_stack([*out, *means])
+
+    means = [None] * J
+    theta = np.zeros(k * (J - 1) * bool(weighs) + p * J * models + J)
+    for _ in range(60):
+        g = psi(theta).sum(axis=0)
+        step = np.linalg.solve(derivative(psi, theta), g)
+        theta = theta - step
+        if np.abs(step).max() < 1e-11:
+            break
+    A, S = derivative(psi, theta), psi(theta)
+    V = np.linalg.inv(A) @ (S.T @ S) @ np.linalg.inv(A).T
+    return theta[-J:], V[-J:, -J:]
+
+
+def derivative(psi, theta, size=1e-5):
+    moves = size * np.eye(len(theta))
+    return np.array([(psi(theta + m) - psi(theta - m)).sum(axis=0) / (2.0 * size) for m in moves]).T
+
+
+def assert_is(fit, expected, rtol=2e-7):
+    means, V = expected
+    J = len(means)
+    R = np.vstack([np.eye(J)[1:] - np.eye(J)[:1], np.eye(J)[:1]])
+    assert_allclose(fit.params, R @ means, rtol=rtol, atol=1e-9)
+    assert_allclose(fit.cov_params(), R @ V @ R.T, rtol=1e-5, atol=1e-8)
+
+
+# ---- statsmodels and Stata --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("method", "theirs"), [("ipw", "ipw"), ("aipw", "aipw"), ("standardization", "ra")])
+def test_estimates_and_errors_are_those_of_statsmodels(method, theirs, masked):
+    X = sm.add_constant(TABLE[["a", "b"]])
+    selection = sm.Logit(TABLE["t"], X).fit(disp=0, tol=1e-14)
+    pooled = TreatmentEffect(sm.OLS(TABLE["y"], X), TABLE["t"], results_select=selection)
+    found = getattr(pooled, theirs)(disp=False)
+    fit = model().fit(method, masked=masked)
+    assert fit.converged
+    assert_allclose(fit.params, [found.effect[0], found.effect[1]], rtol=1e-8)
+    assert_allclose(fit.bse, found.results_gmm.bse[:2], rtol=1e-5)
+
+
+CATTANEO = stata.dta_cat.assign(site=np.arange(len(stata.dta_cat)) % 25)
+BIRTHS = "bweight ~ prenatal1_ + mmarried_ + mage + fbaby_"
+
+
+@pytest.mark.parametrize("sites", [1, 3, 25])
+def test_standardization_is_that_of_stata(sites):
+    """Published numbers of ``teffects ra`` on the data of Cattaneo (2010), which statsmodels' tests carry."""
+    partition = rows(CATTANEO.assign(site=CATTANEO["site"] % sites))
+    for estimand, table in (("ATE", stata.res_st.results_ra.table), ("ATT", stata.res_st.results_ra.table_t)):
+        given = {"treatment": "mbsmoke_ ~ mmarried_", "estimand": estimand}
+        fit = fs.TreatmentEffect.from_formula(BIRTHS, partition, **given).fit(
+            "standardization", local=sites < 9
+        )
+        assert_allclose(fit.params, table[:2, 0], rtol=1e-9)
+        # Stata's errors of the effect in the treated divide by n, as these.
+        assert_allclose(fit.bse, table[:2, 1], rtol=1e-6)
+
+
+def test_weighted_outcome_models_are_those_of_statsmodels():
+    """Its propensity model must have six coefficients, and the rows be in the order of the arms."""
+    table = CATTANEO.sort_values("mbsmoke_", kind="stable").reset_index(drop=True)
+    formula = "mbsmoke_ ~ mmarried_ + mage + mage2 + fbaby_ + medu"
+    selection = sm.Logit.from_formula(formula, table).fit(disp=0, maxiter=100)
+    outcome = sm.OLS.from_formula(BIRTHS, table)
+    pooled = TreatmentEffect(outcome, table["mbsmoke_"].to_numpy(), results_select=selection)
+    partition = rows(table.assign(site=table.index % 3))
+    for estimand, group in (("ATE", "all"), ("ATT", 1), ("ATC", 0)):
+        found = pooled.ipw_ra(effect_group=group)
+        given = {"treatment": formula, "estimand": estimand}
+        fit = fs.TreatmentEffect.from_formula(BIRTHS, partition, **given).fit("ipw_ra", local=False)
+        assert_allclose(fit.params, found.effect[:2], rtol=1e-7)
+
+
+# ---- all estimands, outcomes and arms ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimand", ESTIMANDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_all_estimands_are_those_of_the_pooled_equations(method, estimand):
+    fit = model(estimand=estimand).fit(method, local=False)
+    assert_is(fit, pooled(method=method, estimand=estimand))
+
+
+@pytest.mark.parametrize("outcome", ["e", "k"])
+@pytest.mark.parametrize("method", ["aipw", "standardization", "ipw_ra"])
+def test_binary_outcomes_and_counts(method, outcome):
+    fit = model(f"{outcome} ~ a", family=FAMILIES[outcome]).fit(method, local=False)
+    assert_is(fit, pooled(outcome, x=("a",), method=method))
+
+
+@pytest.mark.parametrize("estimand", ["ATE", "ATC", "ATO", "matching"])
+@pytest.mark.parametrize("method", ["ipw", "aipw", "standardization"])
+def test_treatments_of_several_levels(method, estimand):
+    fit = model("y ~ a", "arm ~ a + b", estimand=estimand).fit(method, local=False)
+    assert_is(fit, pooled(arm="arm", x=("a",), method=method, estimand=estimand))
+
+
+@pytest.mark.parametrize("trim", [0.1, 0.3])
+def test_rows_with_rare_arms_are_left_out(trim):
+    for method in ("ipw", "aipw", "standardization"):
+        assert_is(model(trim=trim).fit(method, local=False), pooled(method=method, trim=trim))
+
+
+@pytest.mark.parametrize("propensity", ["intercepts", "sites"])
+def test_sites_have_propensity_models_of_their_own(propensity):
+    sites = pd.get_dummies(TABLE["site"]).to_numpy(float)[:, 1:]
+    more = [sites[:, [j]] * TABLE[["a", "b"]].to_numpy() for j in range(2)] if propensity == "sites" else []
+    Z = np.column_stack([np.ones(N), TABLE[["a", "b"]], sites, *more])
+    assert_is(model(propensity=propensity).fit("aipw", local=False), pooled(Z=Z))
+
+
+# ---- what follows from a fit ------------------------------------------------------------------------------
+
+
+def test_the_own_effect_of_a_site_is_that_of_its_rows():
+    fit = model().fit("aipw")
+    for site, own in fit.site_estimates.iterrows():
+        alone = model(table=TABLE[TABLE["site"] == site]).fit("aipw", local=False)
+        assert_allclose(own, alone.params, rtol=1e-7)
+    het = fit.heterogeneity
+    assert_allclose(het.to_frame()["estimate"], fit.params)
+    assert_allclose(het.to_frame()["std_error"], fit.bse)
+    # Cochran's Q of the effect.
+    b, s = het.estimates["1 - 0"], het.std_errors["1 - 0"]
+    mean = np.average(b, weights=s**-2)
+    assert_allclose(het.to_frame().loc["1 - 0", "Q"], (((b - mean) / s) ** 2).sum())
+
+
+def test_ratios_have_errors_by_the_delta_method():
+    fit = model("e ~ a + b", family="binomial").fit()
+    means, V = pooled("e")
+    ratio = fit.comparisons("t", comparison="lnratio", exponentiate=True).tidy().iloc[0]
+    D = np.array([-1.0, 1.0]) / means
+    assert_allclose(
+        [ratio["estimate"], ratio["std_error"]], [means[1] / means[0], (D @ V @ D) ** 0.5], rtol=1e-6
+    )
+    odds = fit.comparisons("t", comparison="lnor", exponentiate=True).tidy().iloc[0]
+    D = np.array([-1.0, 1.0]) / means / (1.0 - means)
+    expected = means[1] / (1 - means[1]) * (1 - means[0]) / means[0]
+    assert_allclose([odds["estimate"], odds["std_error"]], [expected, (D @ V @ D) ** 0.5], rtol=1e-6)
+    assert_allclose(fit.predictions("t").tidy()["estimate"], means)
+    found = fit.e_values().iloc[0]
+    R = ratio["estimate"]
+    assert_allclose(found["e_value"], R + (R * (R - 1)) ** 0.5)
+    assert 1.0 <= found["e_value_limit"] < found["e_value"]
+
+
+def test_results_are_saved_and_read(tmp_path):
+    fit = model().fit()
+    fit.save(tmp_path / "fit.fed")
+    again = fs.load(tmp_path / "fit.fed")
+    assert_allclose(again.params, fit.params, rtol=0.0)
+    assert again.equations.equals(fit.equations) and again.population == "all rows"
+    assert again.comparisons("t").tidy().equals(fit.comparisons("t").tidy())
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_arms_that_are_separated_are_an_error_that_names_the_column():
+    table = TABLE.assign(a=TABLE["a"] + 20.0 * TABLE["t"])
+    with pytest.raises(EstimationError, match=r"arms of 't' are separated.*'propensity 1: a'"):
+        model(table=table).fit()
+
+
+def test_wrong_formulas_and_arguments_are_refused():
+    with pytest.raises(FormulaError, match="'t' is the treatment"):
+        model("y ~ a + t")
+    with pytest.raises(FormulaError, match="'y' is the outcome"):
+        model(treatment="t ~ a + y")
+    with pytest.raises(FormulaError, match="expected a column on the left side"):
+        model(treatment="t > 0 ~ a")
+    with pytest.raises(FormulaError, match=r"'a:b' stands without 'a'.*a \* b in both"):
+        model("y ~ a:b", "t ~ a")
+    with pytest.raises(FormulaError, match="have a constant"):
+        model("y ~ 0 + a")
+    with pytest.raises(ModelError, match="trim"):
+        model(trim=0.5)
+    with pytest.raises(ModelError, match="not available here"):
+        model(family=sm.families.Gamma())
+    with pytest.raises(ModelError, match="no weights"):
+        model(freq_weights="k")
+    fit = model().fit(local=False)
+    with pytest.raises(NotAvailableError, match="predictions"):
+        fit.effect("a")
+    with pytest.raises(NotAvailableError, match="fewer than two sites"):
+        _ = fit.heterogeneity
+
+
+def test_a_dot_is_every_other_column():
+    table = TABLE[["a", "b", "t", "y", "site"]]
+    short = model("y ~ .", "t ~ .", table).fit(local=False)
+    assert_allclose(short.params, model(table=table).fit(local=False).params)
