@@ -88,55 +88,36 @@ class TreatmentFit:
         return self.cov[-J:, -J:]
 
 
+@dataclass(slots=True, eq=False)
+class Solution:
+    """The equations of a fit, and the parameters `theta` (q,) of standardized columns found so far."""
+
+    design: RowsDesign
+    levels: tuple[LevelValue, ...]
+    equations: TreatmentEquations
+    chain: EquationChain
+    arms: Floats
+    theta: Floats
+    converged: bool = True
+
+    @property
+    def back(self) -> Floats:
+        """Matrix from parameters of standardized columns to those in the units of the data, (q, q)."""
+        return moved(np.concatenate(self.chain.matrices(len(self.design.names))), to_units(self.design))
+
+
 class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
     """Newton's method for both models, exact steps for linear equations, and the sandwich."""
 
     def run(self, local: bool) -> FitProtocol[TreatmentFit]:
         """Open the rows, solve the stages, and sum derivatives and products of all equations."""
-        session, request = self.session, self.request
         # 1. Open the rows, and count the arms; sites estimate their own effects.
-        design, started, alone, _ = yield from open_rows(session, to_json(request), local)
-        question, arms = session.agreement.question, add(started, "arms")
-        levels = tuple(session.agreement.spec.levels[request.arm])
-        equations = request.equations(len(levels))
-        chain = request.chain(len(levels), question.terms, design.term_names[1:])
-        theta, converged = first_parameters(arms, chain, equations, request.spec), True
-        if not np.isfinite(theta).all():
-            raise EstimationError(
-                f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
-                "Use method='ipw'"
-            )
+        solution, alone = yield from self.begin(local)
         # 2. Propensity model, outcome models, means: each stage with the estimates of those before.
-        for stage in equations.stages:
-            point = partial(point_of, design, stage)
-            free = parameters_of(chain, equations, stage)
-            total = yield from self.evaluate(point(theta))
-            if total is None:
-                raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
-            names = parameter_names(chain, equations, levels, design.names)
-            if stage != MEANS:
-                require_stage(chain, equations, stage, total, design)
-            if stage == MEANS or (stage == OUTCOME and request.spec.least_squares):
-                for _ in range(EXACT_STEPS):
-                    theta[free] += total.step(np.flatnonzero(free))
-                    total = yield from self.evaluate(point(theta))
-                    if total is None:
-                        raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
-                continue
-            terms = parameter_names(chain, equations, levels, design.term_names)
-            back = moved(np.concatenate(chain.matrices(len(design.names))), to_units(design))
-            theta, total, _, found = yield from self.ascend(
-                point,
-                theta,
-                total,
-                n=int(design.n.sum()),
-                at_infinity=partial(
-                    separated, names=names, terms=terms, back=back, free=free, stage=stage, request=request
-                ),
-                stuck=NO_STEP,
-                free=free,
-            )
-            converged = converged and found
+        for stage in solution.equations.stages:
+            yield from self.solve(solution, stage)
+        session, request, design, theta = self.session, self.request, solution.design, solution.theta
+        levels = solution.levels
         # 3. Derivatives and products of all equations at the solution.
         at = standardized_point(design, theta)
         replies = yield session.request_all("sum_scores", point_of(design, ALL, theta)) + session.request_all(
@@ -146,21 +127,78 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         total = self.read(replies[:K])
         if total is None:
             raise EstimationError(FEW_ROWS)
-        back = moved(np.concatenate(chain.matrices(len(design.names))), to_units(design))
+        back = solution.back
         cov = back @ sandwich(-total.information, add(replies[K:], "products")) @ back.T
         return TreatmentFit(
             theta=back @ theta,
             cov=cov,
-            arms=arms,
+            arms=solution.arms,
             levels=levels,
-            terms=question.terms,
+            terms=session.agreement.question.terms,
             request=request,
             design=design,
             trace=np.array(self.trace).reshape(-1, 3),
-            converged=converged,
+            converged=solution.converged,
             masked=session.masked,
             local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
         )
+
+    def begin(self, local: bool) -> FitProtocol[tuple[Solution, list[Reply]]]:
+        """Open the rows, and return the solution before its first stage, and the sites' own effects."""
+        session, request = self.session, self.request
+        design, started, alone, _ = yield from open_rows(session, to_json(request), local)
+        question, arms = session.agreement.question, add(started, "arms")
+        levels = tuple(session.agreement.spec.levels[request.arm])
+        equations = request.equations(len(levels))
+        chain = request.chain(len(levels), question.terms, design.term_names[1:])
+        theta = first_parameters(arms, chain, equations, request.spec)
+        if not np.isfinite(theta).all():
+            raise EstimationError(
+                f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
+                "Use method='ipw'"
+            )
+        return Solution(design, levels, equations, chain, arms, theta), alone
+
+    def solve(self, solution: Solution, stage: int) -> FitProtocol[LikelihoodSums]:
+        """Solve a stage with the estimates of those before, and return the sums at its end."""
+        equations, chain, design, request = solution.equations, solution.chain, solution.design, self.request
+        theta, point = solution.theta, partial(point_of, design, stage)
+        free = parameters_of(chain, equations, stage)
+        total = yield from self.evaluate(point(theta))
+        if total is None:
+            raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+        if stage != MEANS:
+            require_stage(chain, equations, stage, total, design)
+        if stage == MEANS or (stage == OUTCOME and request.spec.least_squares):
+            for _ in range(EXACT_STEPS):
+                theta[free] += total.step(np.flatnonzero(free))
+                total = yield from self.evaluate(point(theta))
+                if total is None:
+                    raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+            return total
+        names, terms = (
+            parameter_names(chain, equations, solution.levels, columns)
+            for columns in (design.names, design.term_names)
+        )
+        solution.theta, total, _, found = yield from self.ascend(
+            point,
+            theta,
+            total,
+            n=int(design.n.sum()),
+            at_infinity=partial(
+                separated,
+                names=names,
+                terms=terms,
+                back=solution.back,
+                free=free,
+                stage=stage,
+                request=request,
+            ),
+            stuck=NO_STEP,
+            free=free,
+        )
+        solution.converged = solution.converged and found
+        return total
 
 
 def point_of(design: RowsDesign, stage: int, theta: Floats) -> dict[str, Array]:
