@@ -626,7 +626,7 @@ GROUP = no(
 DESCENT = no(
     "some steps of descent: the result depends on units and on the sites", "scaled", "number of sites"
 )
-NOISE = no("the result has noise by design", "order of sites", "scaled")
+NOISE = no("the result has noise by design", "order of sites", "chunks", "scaled")
 FUNCTION = {
     **no(
         "a function without a model; tests/models/test_plans_of_all_families.py compares plan and ledger",
@@ -649,6 +649,7 @@ ESTIMATES = {
         "explained",
         "repeated",
         "order of sites",
+        "chunks",
         "number of sites",
         "scaled",
         "names",

@@ -21,6 +21,7 @@ CONTRACTS = {
     "explained": "explain() lists exactly what the ledger has after the fit.",
     "repeated": "The same fit twice gives the same numbers, bit for bit.",
     "order of sites": "The order of sites does not change the estimates.",
+    "chunks": "A file that is read in parts gives the result of its table.",
     "number of sites": "The number of sites does not change the estimates.",
     "cut off": "A fit that is cut off says so above its summary, and in converged.",
     "scaled": "A covariate in units of a million or a millionth has a coefficient in these units.",

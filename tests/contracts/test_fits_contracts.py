@@ -69,6 +69,20 @@ def test_the_order_of_sites_does_not_matter(family):
     assert_allclose(sorted(estimates(b)), sorted(estimates(a)), rtol=1e-5, atol=1e-7)
 
 
+@over_families("chunks")
+def test_a_file_that_is_read_in_parts_is_its_table(family, tmp_path):
+    table, whole = family.table(), family.partition()
+    if family.layout == "rows":
+        layout, frames = {"layout": "horizontal", "site_column": "site"}, dict(list(table.groupby("site")))
+    else:
+        layout, frames = {"on": "id"}, {name: table[["id", *own]] for name, own in whole.columns.items()}
+    files = {name: tmp_path / f"{name}.parquet" for name in whole.sites}
+    for name, file in files.items():  # a part ends where a group of rows does
+        frames[name].drop(columns="site", errors="ignore").to_parquet(file, index=False, row_group_size=37)
+    parts = fs.ClientPartition.from_files(files, **layout, policy=next(iter(whole.sites.values())).policy)
+    assert_allclose(estimates(family.run(parts)), estimates(family.base()), rtol=1e-7, atol=1e-9)
+
+
 @over_families("number of sites")
 def test_the_number_of_sites_does_not_matter(family):
     table = family.table()
