@@ -1,0 +1,134 @@
+"""Figures from sums with noise: without noise they are those of the rows, with it their errors are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
+
+from fedstat.inference.noisy_tables import (
+    UNIT,
+    RunningCounts,
+    consistent_counts,
+    count_limits,
+    noisy_correlation,
+    noisy_moments,
+    noisy_quantiles,
+    price,
+    running_weights,
+    share_limits,
+    squared_length,
+)
+
+SIZES = (1, 2, 3, 17, 64, 257)
+
+
+def running(counts, variance=0.0, noise=0.0):
+    """Running counts from exact counts (..., J) and noise on their sums."""
+    return RunningCounts.of_sums(counts @ running_weights(counts.shape[-1]).T + noise, variance)
+
+
+@pytest.mark.parametrize("J", SIZES)
+def test_running_counts_are_exact_without_noise(J):
+    counts = np.random.default_rng(J).integers(0, 2**20, (3, J))
+    found = running(counts)
+    np.testing.assert_allclose(found.upto, counts.cumsum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.counts, counts, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("J", SIZES)
+def test_the_weights_are_the_square_root_of_running_sums(J):
+    root = running_weights(J) / UNIT
+    np.testing.assert_allclose(root @ root, np.tril(np.ones((J, J))), atol=J / UNIT)
+    assert squared_length(running_weights(J)) == (running_weights(J)[:, 0] ** 2).sum()
+
+
+def test_noise_on_running_counts_is_less_than_that_of_counts_and_of_a_tree():
+    """Largest variance of a running count at the same charge, next to two textbook mechanisms."""
+    J = 64
+    covariance = running(np.zeros((1, J)), squared_length(running_weights(J))).covariance
+    tree = np.vstack([np.kron(np.eye(J // w), np.ones(w)) for w in (1, 2, 4, 8, 16, 32, 64)])
+    lower = np.tril(np.ones((J, J)))
+    of_tree = lower @ np.linalg.inv(tree.T @ tree) @ lower.T * len((1, 2, 4, 8, 16, 32, 64))
+    assert np.diag(covariance).max() < 0.62 * np.diag(of_tree).max() < 0.15 * J
+
+
+def test_the_covariance_is_that_of_the_noise():
+    J, draws = 12, 40_000
+    noise = np.random.default_rng(1).normal(size=(draws, J)) * 300.0
+    found = running(np.zeros((draws, J)), 300.0**2, noise)
+    np.testing.assert_allclose(np.cov(found.upto.T), found.covariance, atol=0.05 * found.covariance.max())
+
+
+def test_consistent_counts_add_up():
+    random = np.random.default_rng(2)
+    for noisy in (random.normal(3.0, 9.0, (4, 5)), random.normal(-9.0, 1.0, (3, 3)), np.zeros((1, 1))):
+        found = consistent_counts(noisy)
+        assert found.dtype == np.int64 and found.min() >= 0
+        assert found.sum() == max(round(noisy.sum()), 0)
+    exact = random.integers(0, 50, (6, 2))
+    np.testing.assert_array_equal(consistent_counts(exact.astype(float)), exact)
+    # The nearest vector on the simplex, by its optimality condition: cells above zero are shifted alike.
+    noisy = random.normal(40.0, 60.0, 30)
+    found = consistent_counts(noisy)
+    shift = (noisy - found)[found > 0]
+    assert np.ptp(shift) < 2.0 and noisy[found == 0].max() < shift.max() + 1.0
+
+
+def test_limits_of_counts_and_shares_without_noise():
+    low, high = count_limits(np.array([0.0, 5.0]), 0.0, 0.05)
+    assert low.tolist() == [0.0, 5.0] and high.tolist() == [0.0, 5.0]
+    counts = np.array([[30.0, 50.0, 20.0], [0.0, 1.0, 9.0]])
+    share, low, high = share_limits(counts, 0.0, 0.05)
+    for g in range(2):
+        n = counts[g].sum()
+        wilson = np.array([proportion_confint(int(x), int(n), method="wilson") for x in counts[g]]).T
+        np.testing.assert_allclose(share[g], counts[g] / n)
+        np.testing.assert_allclose([low[g], high[g]], wilson, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 400])
+def test_quantiles_are_those_of_the_counts(n):
+    edges, shares = np.linspace(0.0, 10.0, 41), np.array([0.1, 0.5, 0.9])
+    x = np.random.default_rng(3).uniform(0.0, 10.0, n)
+    counts = np.bincount(np.searchsorted(edges, x), minlength=42)
+    found = noisy_quantiles(running(counts), edges, shares, 0.05)
+    if not n:
+        assert np.isnan(found).all()
+        return
+    assert (found[1] <= found[0]).all() and (found[0] <= found[2]).all()
+    ordered = np.sort(x)
+    nearest = ordered[np.minimum(np.ceil(shares * n).astype(int), n) - 1]
+    assert np.abs(found[0] - nearest).max() <= 0.25 + 1e-9
+
+
+def test_quantiles_outside_of_the_range_are_at_its_end():
+    edges = np.array([0.0, 1.0, 2.0])
+    found = noisy_quantiles(running(np.array([80, 0, 0, 20])), edges, np.array([0.25, 0.9]), 0.05)
+    assert found[0].tolist() == [0.0, 2.0]
+
+
+def test_moments_are_those_of_the_numbers():
+    x = np.random.default_rng(4).uniform(-1.0, 1.0, 300)
+    found = noisy_moments(np.array([[300.0, x.sum(), (x**2).sum()], [0.0, 0.0, 0.0]]), 0.0)
+    np.testing.assert_allclose(found.mean[0], x.mean(), rtol=1e-12)
+    np.testing.assert_allclose(found.variance[0], x.var(ddof=1), rtol=1e-10)
+    np.testing.assert_allclose(found.error[0], stats.sem(x), rtol=1e-10)
+    assert np.isnan(found.mean[1])
+
+
+def test_correlations_are_those_of_the_columns():
+    X = np.random.default_rng(5).normal(size=(200, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0.3], [0, 0, 1]]) + 0.3
+    r, low, high = noisy_correlation(200.0, X.sum(axis=0), X.T @ X, 0.0, 0.05)
+    np.testing.assert_allclose(r, np.corrcoef(X.T), atol=1e-12)
+    ends = stats.pearsonr(X[:, 0], X[:, 1]).confidence_interval(0.95)
+    np.testing.assert_allclose([low[0, 1], high[0, 1]], ends, atol=1e-10)
+    # A column that noise hides has no correlation.
+    r, low, high = noisy_correlation(200.0, X.sum(axis=0), np.diag([200.0, 200.0, 0.1]), 5.0, 0.05)
+    assert np.isnan(r[2]).all() and np.isfinite(r[0, 1]) and np.isnan(low[2, 2])
+
+
+def test_the_price_is_a_ratio_of_errors():
+    assert price(np.array([1.0, 4.0, 9.0]), np.array([3.0, 12.0, 27.0])) == 2.0
+    assert price(np.array([1.0]), np.array([0.0])) == 1.0 and price(np.zeros(0), np.zeros(0)) == np.inf
