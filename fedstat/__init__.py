@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
     from fedstat.models.descriptive.tables import corr as corr
     from fedstat.models.descriptive.tables import crosstab as crosstab
+    from fedstat.models.descriptive.tables import explain_table as explain_table
     from fedstat.models.descriptive.tables import histogram as histogram
     from fedstat.models.descriptive.tables import quantiles as quantiles
     from fedstat.models.descriptive.tables import table_one as table_one

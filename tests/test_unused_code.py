@@ -12,7 +12,6 @@ from fedstat.federation.disclosure.site import FAMILIES, load_families
 PACKAGE = Path(fs.__file__).parent
 BY_NAME = {
     "serve_folder": "a site in a process of its own without a folder of files: the loop of a transport",
-    "agree_shares": "noise in shares inside masked sums, for families of noisy sums over rows",
     "mu_of": "the inverse of `epsilon_of`, which a vignette uses",
     "published_boosting": "the published algorithm, which a vignette compares with ours",
 }

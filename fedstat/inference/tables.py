@@ -371,6 +371,8 @@ def fitted(sheet: Sheet, most: int) -> Sheet:
     room = most - sheet.gap * (len(widths) - 1)
     while sum(widths) > room and (wide := [j for j in of_text if widths[j] > LEAST_TEXT]):
         widths[max(wide, key=widths.__getitem__)] -= 1
+    while sheet.wrap and sum(widths) > room:  # longer cells continue in the next line
+        widths[widths.index(max(widths))] -= 1
     widths[1 if pairs else 0] += max(room - sum(widths), 0)
     return replace(sheet, widths=tuple(widths))
 

@@ -17,6 +17,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
         "KaplanMeier",
         "corr",
         "crosstab",
+        "explain_table",
         "histogram",
         "quantiles",
         "table_one",

@@ -114,8 +114,14 @@ def budget(**given: Any) -> fs.ClientPartition:
     return fs.ClientPartition.from_frame(frame, columns={"A": ["age"], "B": ["sex"]}, policy=policy, **given)
 
 
+def budget_rows(**given: Any) -> fs.ClientPartition:
+    """Return the patients of sites that allow noisy releases."""
+    return rows(policy=fs.Policy(privacy=fs.Budget(epsilon=500.0, delta=1e-5)), **given)
+
+
 BOUNDS = {"age": (20, 80), "sex": [0, 1]}
 X_BOUNDS = {"x": (-4.0, 4.0), "z": (-8.0, 10.0), "y": (-6.0, 10.0)}
+WITH_NOISE = {"epsilon": 50.0, "bounds": {**X_BOUNDS, "g": ["a", "b", "c"], "kind": ["p", "q", "r"]}}
 PARTITIONS: dict[str, Callable[..., fs.ClientPartition]] = {
     "rows": rows,
     "two rows": lambda **given: rows(rows_table()[rows_table()["site"].isin(SITES[:2])], **given),
@@ -126,6 +132,7 @@ PARTITIONS: dict[str, Callable[..., fs.ClientPartition]] = {
     "complete columns": lambda **given: columns(False, **given),
     "clusters": clusters,
     "budget": budget,
+    "budget of rows": budget_rows,
 }
 
 # ---- fits ------------------------------------------------------------------------------------------------
@@ -321,6 +328,21 @@ FITS: dict[str, Fit] = {
     ),
     "table one of columns": by("table_one", "complete columns", lambda p: fs.table_one(p, "a1 + b1")),
     "crosstab": by("crosstab", "rows", lambda p: fs.crosstab(p, "g", "kind")),
+    "crosstab with noise": by(
+        "crosstab", "budget of rows", lambda p: fs.crosstab(p, "g", "kind", **WITH_NOISE)
+    ),
+    "table one with noise": by(
+        "table_one",
+        "budget of rows",
+        lambda p: fs.table_one(p, "x + z + kind", by="g", nonnormal=["x"], **WITH_NOISE),
+    ),
+    "histogram with noise": by(
+        "histogram", "budget of rows", lambda p: fs.histogram(p, "x", bins=6, by="g", **WITH_NOISE)
+    ),
+    "quantiles with noise": by(
+        "quantiles", "budget of rows", lambda p: fs.quantiles(p, "x", by="g", **WITH_NOISE)
+    ),
+    "corr with noise": by("corr", "budget of rows", lambda p: fs.corr(p, "x + z + y", **WITH_NOISE)),
     "quantiles": by("quantiles", "rows", lambda p: fs.quantiles(p, "x", bounds=X_BOUNDS)),
     "quantiles by group": by(
         "quantiles", "rows", lambda p: fs.quantiles(p, "x", by="g", q=[0.1, 0.5], bounds=X_BOUNDS)

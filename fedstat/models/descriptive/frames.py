@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
+from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.tables import Exported, SheetSummary, frame_summary
 from fedstat.plotting import (
     COLORS,
@@ -68,6 +69,45 @@ class TableFrame(Exported, pd.DataFrame):  # type: ignore[misc]
             A box needs the quartiles.
         """
         return DRAWN[str(self.attrs["drawn"])](self.to_frame(), ax)
+
+    @takes_alpha
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Return limits of each figure of a table with noise.
+
+        Those of counts include the noise, those of quantiles and correlations also sampling.
+
+        Parameters
+        ----------
+        alpha : float
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``conf_low`` and ``conf_high``, indexed by row and column.
+
+        Raises
+        ------
+        ModelError
+            The table has no noise.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> owners = fs.Policy(privacy=fs.Budget(epsilon=3.0, delta=1e-6))
+        >>> table = fs.datasets.make_survival()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital", policy=owners)
+        >>> bounds = {"arm": ["surgery", "drugs"], "stage": ["I", "II", "III"]}
+        >>> found = fs.crosstab(partition, "arm", "stage", epsilon=1.0, bounds=bounds)
+        >>> found.conf_int().columns.tolist(), len(found.conf_int())
+        (['estimate', 'conf_low', 'conf_high'], 6)
+        """
+        if "limits" not in self.attrs:
+            raise ModelError("conf_int: only tables with epsilon have limits, which include the noise")
+        low, high = self.attrs["limits"](alpha)
+        frame = self.to_frame()
+        index = pd.MultiIndex.from_product([frame.index, frame.columns])
+        figures = {"estimate": frame.to_numpy(), "conf_low": low, "conf_high": high}
+        return pd.DataFrame({name: np.ravel(one) for name, one in figures.items()}, index=index)
 
     def _printed(self) -> SheetSummary:
         return frame_summary(self.to_frame())

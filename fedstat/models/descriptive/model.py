@@ -26,6 +26,7 @@ from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
 from fedstat.models.descriptive.tables import corr as corr
 from fedstat.models.descriptive.tables import crosstab as crosstab
+from fedstat.models.descriptive.tables import explain_table as explain_table
 from fedstat.models.descriptive.tables import histogram as histogram
 from fedstat.models.descriptive.tables import quantiles as quantiles
 from fedstat.models.descriptive.tables import table_one as table_one

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SUPPRESSED = "hidden"
 MOST_DECIMALS = 4
+HALF = float(stats.norm.isf(0.025))
+"""Standard errors in half of a 95 % interval."""
 NOTES = Catalogue(
     warning={
         "without_values": "At some sites no row has the variable{group}, and its figures are those of the "
@@ -32,6 +34,9 @@ NOTES = Catalogue(
         "that differ by a few.",
     },
     info={
+        "noise": "All figures have noise with epsilon {epsilon:.3g} at delta {delta:g} for one row added or "
+        "removed. The number after ± is half of a 95 % interval: of a count for its noise, of a mean for "
+        "noise and sampling. tidy() has all limits.",
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
@@ -61,13 +66,38 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class VariableNoise:
+    """Errors of a variable with noise: standard errors of means by group (G,), or `deviation` of all counts.
+
+    `counts` (2, G, L) are 95 % limits of counts, `shares` (3, G, L) shares with their limits, and `quarters`
+    (2, G + 1, 3) limits of the quartiles of all rows and of each group.
+    """
+
+    errors: Floats | None = None
+    deviation: float = 0.0
+    counts: Floats | None = None
+    shares: Floats | None = None
+    quarters: Floats | None = None
+
+    def of_mean(self, rows: Floats) -> Floats:
+        """Return standard errors of the mean of all rows and of each group, (G + 1,)."""
+        assert self.errors is not None
+        shares = rows / max(float(rows.sum()), 1.0)
+        return np.append(np.sqrt(np.nansum((shares * self.errors) ** 2)), self.errors)
+
+    def of_counts(self, groups: int) -> Floats:
+        """Return standard errors of a count of all rows and of each group, (G + 1,)."""
+        return self.deviation * np.append(np.sqrt(groups), np.ones(groups))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TableVariable:
     """One variable of the table: figures by group (G,); a category has `levels` and `counts` (G, L).
 
     `rows` are those that have the variable, and `missing` counts those that lack it. `quarters` (G + 1, 3)
     are the quartiles of all rows and of each group, from counts on `intervals` (G, J). Hidden counts are NaN.
     `total` has the same over all rows, where some have no group. No row of the sites `without` has it;
-    those that leave complete rows out are `left_out`.
+    those that leave complete rows out are `left_out`. `noise` are the errors of figures with noise.
     """
 
     name: str
@@ -82,6 +112,7 @@ class TableVariable:
     total: TableVariable | None = None
     without: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    noise: VariableNoise | None = None
 
     @property
     def overall(self) -> tuple[float, float]:
@@ -175,8 +206,10 @@ class TableOne(Report):
         pvalues: bool,
         ledgers: list[Ledger],
         subset: str | None = None,
+        noise: tuple[float, float] | None = None,
     ) -> None:
         self.variables, self.by, self.ledgers, self._subset = variables, by, ledgers, subset
+        self._noise = noise
         self._groups, self._labels = groups, groups.labels
         self._nobs, self._smd, self._pvalues = nobs, smd, pvalues
 
@@ -248,22 +281,19 @@ class TableOne(Report):
         return draw_shares(shares, ax)
 
     def tidy(self) -> pd.DataFrame:
-        """Return the figures as numbers: one row for each variable, level and group."""
+        """Return the figures as numbers: one row for each variable, level and group.
+
+        With noise, also ``conf_low`` and ``conf_high``, 95 % limits that include it. Those of counts are of
+        the number of rows; those of shares, means and quartiles include sampling.
+        """
         rows = []
         labels = self._labels or ("all",)
         for one in self.variables:
             for g, label in enumerate(labels):
-                if one.counts is not None:
-                    for level, count in zip(one.levels, one.counts[g], strict=True):
-                        rows.append((one.name, level, label, "count", float(count)))
-                    continue
-                assert one.mean is not None and one.variance is not None
-                rows.append((one.name, "", label, "mean", float(one.mean[g])))
-                rows.append((one.name, "", label, "sd", float(np.sqrt(one.variance[g]))))
-                if one.quarters is not None:
-                    for name, value in zip(("q25", "median", "q75"), one.quarters[g + 1], strict=True):
-                        rows.append((one.name, "", label, name, float(value)))
-        return pd.DataFrame(rows, columns=["variable", "level", "group", "figure", "value"])
+                rows += [(one.name, level, label, *rest) for level, *rest in _figures(one, g)]
+        columns = ["variable", "level", "group", "figure", "value", "conf_low", "conf_high"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame if self._noise is not None else frame[columns[:-2]]
 
     def _glance(self) -> Mapping[str, float]:
         return {"nobs": self._nobs, "variables": len(self.variables), "groups": max(len(self._labels), 1)}
@@ -294,7 +324,9 @@ class TableOne(Report):
             yield NOTES.note("without_values", group=group, listed="; ".join(lacking))
         if any(one.counts is not None and np.isnan(one.counts).any() for one in self.variables):
             yield NOTES.note("hidden")
-        if any(one.quarters is not None for one in self.variables):
+        if self._noise is not None:
+            yield NOTES.note("noise", epsilon=self._noise[0], delta=self._noise[1])
+        elif any(one.quarters is not None for one in self.variables):
             yield NOTES.note("quartiles")
         if any(one.missing for one in self.variables):
             yield NOTES.note("missing")
@@ -304,7 +336,7 @@ class TableOne(Report):
         unknown = self._groups.unknown
         if unknown:
             yield NOTES.note("unknown", by=self.by, unknown=unknown, rows=self._nobs)
-        if self._groups.grouped:
+        if self._groups.grouped and self._noise is None:
             names = ", ".join(self._groups.grouped)
             counted = "" if unknown is not None else ', and "missing" counts all others'
             yield NOTES.note("grouped", by=self.by, variables=names, counted=counted)
@@ -317,6 +349,31 @@ class TableOne(Report):
         return self.summary().as_text()
 
 
+def _figures(one: TableVariable, g: int) -> Iterator[tuple[str, str, float, float, float]]:
+    """Yield level, name, value and limits of each figure of a group; NaN for limits that are not known."""
+    unknown, noise = (np.nan, np.nan), one.noise
+    if one.counts is not None:
+        for k, level in enumerate(one.levels):
+            limits = unknown if noise is None or noise.counts is None else noise.counts[:, g, k].tolist()
+            yield level, "count", float(one.counts[g, k]), *limits
+            if noise is not None and noise.shares is not None:
+                yield level, "share", *noise.shares[:, g, k].tolist()
+        return
+    assert one.mean is not None and one.variance is not None
+    mean, limits = float(one.mean[g]), unknown
+    if noise is not None and noise.errors is not None:
+        half = HALF * float(noise.errors[g])
+        limits = mean - half, mean + half
+    yield "", "mean", mean, *limits
+    yield "", "sd", float(np.sqrt(one.variance[g])), *unknown
+    if one.quarters is not None:
+        for k, name in enumerate(("q25", "median", "q75")):
+            ends = (
+                unknown if noise is None or noise.quarters is None else noise.quarters[:, g + 1, k].tolist()
+            )
+            yield "", name, float(one.quarters[g + 1, k]), *ends
+
+
 def _number_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
     if one.quarters is not None:
         places = range(len(labels) + 1) if labels else range(1)
@@ -327,7 +384,13 @@ def _number_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, l
     assert one.mean is not None and one.variance is not None
     figures = [one.overall, *(zip(one.mean, one.variance, strict=True) if labels else [])]
     form = _form(float(np.sqrt(one.overall[1])))
-    return [("mean (sd)", [f"{mean:{form}} ({np.sqrt(v):{form}})" for mean, v in figures])]
+    halves = [""] * len(figures)
+    if one.noise is not None and one.noise.errors is not None:
+        halves = [f" ± {HALF * error:{form}}" for error in one.noise.of_mean(one.rows)]
+    texts = [
+        f"{mean:{form}}{half} ({np.sqrt(v):{form}})" for (mean, v), half in zip(figures, halves, strict=False)
+    ]
+    return [("mean (sd)", texts)]
 
 
 def kruskal_wallis(counts: Floats) -> float:
@@ -360,12 +423,15 @@ def _category_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str,
     counts, sizes = whole.counts.sum(axis=0)[None], np.array([whole.rows.sum()])
     if labels:
         counts, sizes = np.vstack([counts, one.counts]), np.append(sizes, one.rows)
+    halves = [""] * len(sizes)
+    if one.noise is not None:
+        halves = [f" ± {HALF * error:,.0f}" for error in one.noise.of_counts(len(one.rows))]
     return [
         (
             level,
             [
-                SUPPRESSED if np.isnan(count) else f"{count:,.0f} ({100.0 * count / n:.1f})"
-                for count, n in zip(column, sizes, strict=True)
+                SUPPRESSED if np.isnan(count) else f"{count:,.0f}{half} ({100.0 * count / max(n, 1.0):.1f})"
+                for count, n, half in zip(column, sizes, halves, strict=False)
             ],
         )
         for level, column in zip(one.levels, counts.T, strict=True)

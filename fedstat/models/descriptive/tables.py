@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import combinations, product
 from typing import Any, ClassVar
 
@@ -20,9 +21,20 @@ from fedstat.federation.design.site_rows import quantile_places
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked, checks_names
 from fedstat.models.descriptive.columns import ColumnPair, PairTable
 from fedstat.models.descriptive.frames import TableFrame, table_frame
+from fedstat.models.descriptive.noisy_model import USUAL_DELTA, NoiseSetting
+from fedstat.models.descriptive.noisy_results import (
+    Figures,
+    RequestedTable,
+    noisy_corr,
+    noisy_crosstab,
+    noisy_histogram,
+    noisy_quantile_table,
+    noisy_table_one,
+)
 from fedstat.models.descriptive.protocol import (
     DIVISIONS,
     ENDS,
@@ -47,7 +59,8 @@ STEPS = 1024
 QUARTERS = (0.25, 0.5, 0.75)
 ROWS = "rows of the table"
 """A name that stands where the parser wants a response."""
-Bounds = Mapping[str, tuple[float, float]]
+Bounds = Mapping[str, Any]
+"""By column the ends of a range as a tuple, or for tables with epsilon a list of levels."""
 
 
 class TablePlan(DryRunPlan):
@@ -211,9 +224,12 @@ def crosstab(
     row: str,
     column: str,
     *,
+    bounds: Bounds | None = None,
     complete: Sequence[str] = (),
     subset: str | None = None,
     masked: bool | None = None,
+    epsilon: float | None = None,
+    delta: float = USUAL_DELTA,
 ) -> TableFrame:
     """Count the rows by two categories.
 
@@ -226,6 +242,8 @@ def crosstab(
     partition : ClientPartition
     row, column : str
         Columns of categories; numbers count as categories.
+    bounds : mapping of str to sequence, optional
+        Public levels of both columns for `epsilon`, where the sites publish none.
     complete : sequence of str, optional
         Columns that the rows must have as well, so that tables and models describe the same rows; in the
         horizontal layout.
@@ -234,6 +252,11 @@ def crosstab(
         layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts; by default with at least three sites.
+    epsilon : float, optional
+        Release the table with noise, at this epsilon of differential privacy for one row added or removed,
+        charged to the budgets of the sites. Nothing is hidden then; see :func:`explain_table` for the price.
+    delta : float
+        At most 1e-5; for `epsilon`.
 
     Returns
     -------
@@ -260,6 +283,8 @@ def crosstab(
     _check_column("column", column)
     if row == column:
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
+    if epsilon is not None:
+        return _with_noise(TableFrame, crosstab, locals())
     left_out: tuple[str, ...] = ()
     missing: int | None
     if partition.layout == "vertical":
@@ -374,6 +399,17 @@ def _numbers(values: object) -> Floats:
         return np.array([np.nan])
 
 
+def _bin_edges(bins: Any, find_range: Callable[[], tuple[float, float]]) -> Floats:
+    """Return the ends of bins: of a number of equal ones in a range, or the given ends."""
+    if isinstance(bins, int | np.integer) and not isinstance(bins, bool):
+        check_integer("bins", bins, 1)
+        return np.linspace(*find_range(), int(bins) + 1)
+    edges = _numbers(bins)
+    if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
+        raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
+    return edges
+
+
 @checks_names
 def histogram(
     partition: ClientPartition,
@@ -385,6 +421,8 @@ def histogram(
     complete: Sequence[str] = (),
     subset: str | None = None,
     masked: bool | None = None,
+    epsilon: float | None = None,
+    delta: float = USUAL_DELTA,
 ) -> TableFrame:
     """Count a number on public intervals, by group.
 
@@ -411,6 +449,11 @@ def histogram(
         layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
+    epsilon : float, optional
+        Release the table with noise, at this epsilon of differential privacy for one row added or removed,
+        charged to the budgets of the sites. Nothing is hidden then; see :func:`explain_table` for the price.
+    delta : float
+        At most 1e-5; for `epsilon`.
 
     Returns
     -------
@@ -433,14 +476,10 @@ def histogram(
     >>> fs.histogram(partition, "age", bins=[20, 40, 60, 80, 100], by="arm")["drugs"].tolist()
     [3, 189, 231, 9]
     """
+    if epsilon is not None:
+        return _with_noise(TableFrame, histogram, locals())
     partition = _holder(partition, column, by)
-    if isinstance(bins, int | np.integer) and not isinstance(bins, bool):
-        check_integer("bins", bins, 1)
-        edges = np.linspace(*_range_of(partition, column, bounds), int(bins) + 1)
-    else:
-        edges = _numbers(bins)
-        if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
-            raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
+    edges = _bin_edges(bins, lambda: _range_of(partition, column, bounds))
     model = _number_model(partition, column, by, complete, subset)
     # Averages of equal values differ from them by rounding, and must not leave the range by it.
     beyond = 1e-9 * (edges[-1] - edges[0])
@@ -468,6 +507,8 @@ def quantiles(
     complete: Sequence[str] = (),
     subset: str | None = None,
     masked: bool | None = None,
+    epsilon: float | None = None,
+    delta: float = USUAL_DELTA,
 ) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
 
@@ -497,6 +538,11 @@ def quantiles(
         layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the counts.
+    epsilon : float, optional
+        Release the table with noise, at this epsilon of differential privacy for one row added or removed,
+        charged to the budgets of the sites. Nothing is hidden then; see :func:`explain_table` for the price.
+    delta : float
+        At most 1e-5; for `epsilon`.
 
     Returns
     -------
@@ -521,6 +567,8 @@ def quantiles(
     shares = np.atleast_1d(_numbers(q))
     if shares.ndim != 1 or not len(shares) or not ((shares > 0.0) & (shares < 1.0)).all():
         raise ModelError(f"q: expected shares between 0 and 1, as in [0.25, 0.5, 0.75], received {q!r}")
+    if epsilon is not None:
+        return _with_noise(TableFrame, quantiles, locals())
     partition = _holder(partition, column, by)
     grid = QuantileGrid(*_range_of(partition, column, bounds))
     model = _number_model(partition, column, by, complete, subset)
@@ -573,6 +621,8 @@ def corr(
     complete: Sequence[str] = (),
     subset: str | None = None,
     masked: bool | None = None,
+    epsilon: float | None = None,
+    delta: float = USUAL_DELTA,
 ) -> TableFrame:
     """Return correlations of numbers over the complete rows of all sites.
 
@@ -599,6 +649,11 @@ def corr(
         layout. ``attrs["missing"]`` is then None.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the sums; by default with at least three sites.
+    epsilon : float, optional
+        Release the table with noise, at this epsilon of differential privacy for one row added or removed,
+        charged to the budgets of the sites. Nothing is hidden then; see :func:`explain_table` for the price.
+    delta : float
+        At most 1e-5; for `epsilon`.
 
     Returns
     -------
@@ -644,6 +699,8 @@ def corr(
     """
     check_choice("method", method, ("pearson", "spearman"))
     _check_partition(partition)
+    if epsilon is not None:
+        return _with_noise(TableFrame, corr, locals())
     right = _right_side(formula)
     if partition.layout == "vertical":
         if method != "pearson":
@@ -652,8 +709,7 @@ def corr(
             )
         _check_all_rows(complete, subset)
         return _corr_of_columns(partition, right, masked)
-    columns = [*partition.pooled_columns, ROWS]
-    parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", columns, (ROWS, partition.site_column))
+    parsed = _parse_columns(partition, right)
     edges = _rank_edges(partition, parsed.sites, bins, bounds) if method == "spearman" else None
     text = f"~ {right}"
     one_sided = Formula(text, "", None, (), True, parsed.sites)
@@ -674,22 +730,32 @@ def corr(
     )
 
 
+def _parse_columns(partition: ClientPartition, right: str) -> Formula:
+    """Parse the terms of correlations of sites that hold different rows."""
+    columns = [*partition.pooled_columns, ROWS]
+    return parse_pooled_formula(f"`{ROWS}` ~ {right}", columns, (ROWS, partition.site_column))
+
+
 def _rank_edges(
     partition: ClientPartition, sites: Sequence[SiteTerms], bins: int, bounds: Bounds | None
 ) -> Floats:
     """Return the ends of the intervals of each column, (p, J + 1)."""
     check_integer("bins", bins, 2)
-    ranges = []
+    names = _plain_columns(sites, "ranks are", "; functions that ascend do not change ranks")
+    ranges = [_range_of(partition, name, bounds) for name in names]
+    return np.array([np.linspace(low, high, int(bins) + 1) for low, high in ranges])
+
+
+def _plain_columns(sites: Sequence[SiteTerms], what: str, more: str = "") -> list[str]:
+    """Return the columns of terms that are columns; a FormulaError for other terms."""
+    names = []
     for text in (term for site in sites for term in site.terms):
         match [factor.tree for factor in parse_term(text)]:
             case [Column(name=name)]:
-                ranges.append(_range_of(partition, name, bounds))
+                names.append(name)
             case _:
-                raise FormulaError(
-                    f"formula: ranks are of columns, as in 'age + bmi', received {text!r}; functions that "
-                    "ascend do not change ranks"
-                )
-    return np.array([np.linspace(low, high, int(bins) + 1) for low, high in ranges])
+                raise FormulaError(f"formula: {what} of columns, as in 'age + bmi', received {text!r}{more}")
+    return names
 
 
 def _terms_of_columns(partition: ClientPartition, right: str) -> list[str]:
@@ -731,6 +797,8 @@ def table_one(
     complete: Sequence[str] = (),
     subset: str | None = None,
     masked: bool | None = None,
+    epsilon: float | None = None,
+    delta: float = USUAL_DELTA,
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
 
@@ -768,6 +836,11 @@ def table_one(
         layout. "missing" then counts rows of the subset.
     masked : bool, optional
         Whether pairwise masks hide each site's part; by default with at least three sites.
+    epsilon : float, optional
+        Release the table with noise, at this epsilon of differential privacy for one row added or removed,
+        charged to the budgets of the sites. Nothing is hidden then; see :func:`explain_table` for the price.
+    delta : float
+        At most 1e-5; for `epsilon`.
 
     Returns
     -------
@@ -799,6 +872,11 @@ def table_one(
     _check_partition(partition)
     if by is not None:
         _check_column("by", by)
+    if epsilon is not None and (smd or pvalues):
+        raise ModelError(
+            "smd, pvalues: differences and tests without noise in their errors would be wrong with epsilon; "
+            "leave them out, and compare the intervals of tidy()"
+        )
     if isinstance(nonnormal, str):
         raise ModelError(f"nonnormal: expected a list of columns, received a text; write [{nonnormal!r}]")
     variables = _variables(partition, _right_side(formula), by)
@@ -806,6 +884,8 @@ def table_one(
         raise ModelError(f"by: column {by!r} is in the table as well; leave it out of the formula")
     if wrong := [name for name in nonnormal if variables.get(name, True)]:
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
+    if epsilon is not None:
+        return _with_noise(TableOne, table_one, locals())
     ranges = {name: QuantileGrid(*_range_of(partition, name, bounds)) for name in nonnormal}
     if partition.layout == "vertical":
         _check_all_rows(complete, subset)
@@ -1064,3 +1144,107 @@ def _variables(partition: ClientPartition, right: str, by: str | None) -> dict[s
                     "other terms before"
                 )
     return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tables with noise, charged to the budgets of sites with different rows.
+
+
+def _crosstab_with_noise(given: Mapping[str, Any], setting: NoiseSetting) -> RequestedTable[Any]:
+    return noisy_crosstab(given["partition"], given["row"], given["column"], setting)
+
+
+def _histogram_with_noise(given: Mapping[str, Any], setting: NoiseSetting) -> RequestedTable[Any]:
+    partition, column = given["partition"], given["column"]
+    _holder(partition, column, given["by"])
+    edges = _bin_edges(given["bins"], lambda: setting.range(partition, column))
+    return noisy_histogram(partition, column, edges, given["by"], setting)
+
+
+def _quantiles_with_noise(given: Mapping[str, Any], setting: NoiseSetting) -> RequestedTable[Any]:
+    partition, column = given["partition"], given["column"]
+    _holder(partition, column, given["by"])
+    shares = np.atleast_1d(_numbers(given["q"]))
+    return noisy_quantile_table(partition, column, shares, given["by"], setting)
+
+
+def _corr_with_noise(given: Mapping[str, Any], setting: NoiseSetting) -> RequestedTable[Any]:
+    if given["method"] != "pearson":
+        raise ModelError("method: with epsilon, only 'pearson' is available")
+    parsed = _parse_columns(given["partition"], _right_side(given["formula"]))
+    names = _plain_columns(parsed.sites, "correlations with epsilon are")
+    return noisy_corr(given["partition"], names, setting)
+
+
+def _table_one_with_noise(given: Mapping[str, Any], setting: NoiseSetting) -> RequestedTable[Any]:
+    partition, by = given["partition"], given["by"]
+    variables = _variables(partition, _right_side(given["formula"]), by)
+    return noisy_table_one(partition, variables, by, given["nonnormal"], setting)
+
+
+WITH_NOISE: Mapping[str, Callable[[Mapping[str, Any], NoiseSetting], RequestedTable[Any]]] = {
+    "crosstab": _crosstab_with_noise,
+    "histogram": _histogram_with_noise,
+    "quantiles": _quantiles_with_noise,
+    "corr": _corr_with_noise,
+    "table_one": _table_one_with_noise,
+}
+"""Tables that have a form with noise, by the name of their function."""
+SETTINGS = ("epsilon", "delta", "bounds", "complete", "subset", "masked")
+
+
+def _requested(table: Callable[..., Any], given: Mapping[str, Any]) -> RequestedTable[Any]:
+    check_layout(f"{table.__name__} with epsilon", given["partition"], "horizontal")
+    setting = NoiseSetting.of(**{name: given[name] for name in SETTINGS})
+    return WITH_NOISE[table.__name__](given, setting)
+
+
+def _with_noise(kind: type[Figures], table: Callable[..., Any], given: Mapping[str, Any]) -> Figures:
+    """Return a table with noise, of the `kind` of its function, from the arguments of this function."""
+    found = _requested(table, given).release()
+    assert isinstance(found, kind)
+    return found
+
+
+def explain_table(table: Callable[..., Any], *args: Any, **given: Any) -> Explanation:
+    """Return the price of a table with noise, its charge and its releases, without sending a request.
+
+    Parameters
+    ----------
+    table : callable
+        :func:`crosstab`, :func:`histogram`, :func:`quantiles`, :func:`corr` or :func:`table_one`.
+    *args, **given
+        Its arguments, with `epsilon`.
+
+    Returns
+    -------
+    Explanation
+        Its notes state how much wider intervals are than without noise, and which share of each budget the
+        table costs.
+
+    Raises
+    ------
+    ModelError
+        The function makes no such table, or there is no epsilon.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> owners = fs.Policy(privacy=fs.Budget(epsilon=2.0, delta=1e-6))
+    >>> table = fs.datasets.make_survival()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital", policy=owners)
+    >>> bounds = {"arm": ["surgery", "drugs"], "stage": ["I", "II", "III"]}
+    >>> price = fs.explain_table(fs.crosstab, partition, "arm", "stage", epsilon=1.0, bounds=bounds)
+    >>> price.passes, price.notes[1][:46]
+    (True, 'Price: at 800 rows, epsilon 1 makes 95 % inter')
+    """
+    name = getattr(table, "__name__", "")
+    if name not in WITH_NOISE:
+        raise ModelError(f"table: expected one of {', '.join(f'fs.{one}' for one in WITH_NOISE)}")
+    bound = signature(table).bind(*args, **given)
+    bound.apply_defaults()
+    if bound.arguments["epsilon"] is None:
+        raise ModelError("epsilon: the price is that of a table with noise; name an epsilon")
+    found = _requested(table, bound.arguments).model.explain()
+    shown = [f"{one}={value!r}" for one, value in given.items() if one != "bounds"]
+    return replace(found, call=f"{name}({', '.join([*map(repr, args[1:]), *shown])})")
