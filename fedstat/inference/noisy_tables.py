@@ -1,4 +1,4 @@
-"""Tables from sums over rows with noise: counts that add up, quantiles, moments and correlations.
+"""Tables from sums over rows with noise: counts that add up, quantiles, moments, correlations and curves.
 
 Each row adds one vector of whole numbers of a limited length to the sums of a table, and each sum gets noise
 of the same variance. So the square of that length is the squared sensitivity of the complete table if one row
@@ -24,6 +24,7 @@ Statistical Association 47, 635-646.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +33,7 @@ from scipy import stats
 from scipy.linalg import solve_triangular
 from scipy.optimize import isotonic_regression
 
+from fedstat.inference.survival_curves import SurvivalCounts
 from fedstat.kernels.copula import project_simplex
 from fedstat.typing import Array, Floats, Ints
 
@@ -230,7 +232,89 @@ def noisy_correlation(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Price.
+# Survival curves.
+
+
+def noisy_survival_counts(events: RunningCounts, censored: RunningCounts, times: Floats) -> SurvivalCounts:
+    """Return counts by group of running counts (G, J + 1), whose last interval is beyond all times (J,).
+
+    Numbers at risk are the rows that have not left, so they descend.
+    """
+    d, c = events.counts, censored.counts
+    return SurvivalCounts(times, d[:, :-1], c[:, :-1], d[:, -1] + c[:, -1])
+
+
+def propagate_noise(
+    statistic: Callable[[SurvivalCounts], Floats], counts: SurvivalCounts, covariance: Floats
+) -> Floats:
+    """Return the covariance (q, q) that noise on running counts gives to a statistic (q,) of counts.
+
+    Noise of `covariance` (J + 1, J + 1) is on the running counts of events and of censored rows of each group
+    independently; slopes are central differences.
+    """
+    G, J = counts.events.shape
+    root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(J + 1))
+    slopes = []
+    for g in range(G):
+        for of_events in (True, False):
+            found = []
+            for j in range(J + 1):
+                ends = [statistic(_moved(counts, g, of_events, j, sign * STEP)) for sign in (1.0, -1.0)]
+                found.append((ends[0] - ends[1]) / (2.0 * STEP))
+            # Slopes by counts of intervals; those by running counts are their differences.
+            slope = np.array(found)
+            slope[:-1] -= slope[1:].copy()
+            slopes.append(root.T @ slope)
+    every = np.concatenate(slopes)
+    return np.asarray(every.T @ every)
+
+
+def _moved(counts: SurvivalCounts, g: int, of_events: bool, j: int, by: float) -> SurvivalCounts:
+    """Return counts with some rows more in one interval of a group, with an event or without."""
+    events, censored, beyond = counts.events.copy(), counts.censored.copy(), counts.beyond.copy()
+    if j == events.shape[1]:
+        beyond[g] += by
+    elif of_events:
+        events[g, j] += by
+    else:
+        censored[g, j] += by
+    return SurvivalCounts(counts.times, events, censored, beyond)
+
+
+def log_survival_noise(counts: SurvivalCounts, covariance: Floats) -> Floats:
+    """Return the covariance of the noise on the logarithm of each group's curve, (G, J, J).
+
+    log S is the sum of log(n - d) - log(n) over the intervals, n being the rows at risk and d the events. In
+    running counts D and C of events and censored rows, with N all rows, n_j = N - D_(j-1) - C_(j-1) and
+    n_j - d_j = N - D_j - C_(j-1).
+    """
+    G, J = counts.events.shape
+    out = np.zeros((G, J, J))
+    whole = np.zeros((J, J + 1))
+    whole[:, -1] = 1.0
+    upto, before = np.eye(J, J + 1), np.eye(J, J + 1, -1)
+    for g in range(G):
+        n = counts.at_risk[g]
+        with np.errstate(divide="ignore"):
+            of_rest, of_risk = 1.0 / (n - counts.events[g]), 1.0 / n
+        both = np.where(np.isfinite(of_rest + of_risk), [of_rest, of_risk], 0.0)
+        by_events = both[0][:, None] * (whole - upto) - both[1][:, None] * (whole - before)
+        by_censored = (both[0] - both[1])[:, None] * (whole - before)
+        for slope in (by_events.cumsum(axis=0), by_censored.cumsum(axis=0)):
+            out[g] += slope @ covariance @ slope.T
+    return out
+
+
+def last_known(counts: SurvivalCounts, covariance: Floats) -> Ints:
+    """Return how many intervals of each group (G,) have more rows at risk than noise explains."""
+    # Rows at risk at the beginning of an interval are all rows without those that left before.
+    J = counts.events.shape[1]
+    slope = np.zeros((J, J + 1))
+    slope[:, -1] = 1.0
+    slope -= np.eye(J, J + 1, -1)
+    deviation = np.sqrt(2.0 * np.einsum("ij,jk,ik->i", slope, covariance, slope))
+    clear = counts.at_risk > 2.0 * deviation
+    return np.asarray(np.where(clear.all(axis=1), J, clear.argmin(axis=1)))
 
 
 def price(sampling: Floats, noise: Floats) -> float:

@@ -105,26 +105,30 @@ class SurvivalCounts:
         return after if self.at_ends is None else np.asarray(after + self.at_ends)
 
 
-def product_limit(counts: SurvivalCounts, alpha: float, conf_type: str) -> list[pd.DataFrame]:
+def product_limit(
+    counts: SurvivalCounts, alpha: float, conf_type: str, noise: Floats | None = None
+) -> list[pd.DataFrame]:
     """Estimate the survival function of each group, with Greenwood's errors (Kaplan and Meier 1958).
 
     Events are divided by :attr:`SurvivalCounts.at_risk`, and errors are from
     :attr:`SurvivalCounts.log_variance`. Until the first event the lower limit is that of Clopper and Pearson
-    for no event among the rows at risk. Returns frames with columns ``time``, ``n_risk`` (at this time),
+    for no event among the rows at risk. `noise` (G, J) is the variance that noise on the counts adds to the
+    logarithm of the curve. Returns frames with columns ``time``, ``n_risk`` (at this time),
     ``n_start`` (at the beginning of the interval), ``n_event``, ``n_censor``, ``survival``, ``std_error``,
     ``conf_low``, ``conf_high``; rows are the intervals with an event or a censored row.
     """
     out = []
     parts = (counts.events, counts.censored, counts.at_risk, counts.at_start, counts.at_risk_at_ends)
-    for d, c, n, start, at_end, variance in zip(*parts, counts.log_variance, strict=True):
+    added = np.zeros_like(counts.events) if noise is None else noise
+    for d, c, n, start, at_end, variance, more in zip(*parts, counts.log_variance, added, strict=True):
         known = n > 0.0
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             survival = np.asarray(np.cumprod(np.where(known, 1.0 - d / n, np.nan)), dtype=np.float64)
             # Infinite when no row survives.
-            se = np.sqrt(np.cumsum(np.where(known, variance, np.nan)))
+            se = np.sqrt(np.cumsum(np.where(known, variance, np.nan)) + more)
             low, high = share_interval(survival, se, alpha, conf_type)
             greenwood = survival * se
-        certain = survival == 1.0
+        certain = (survival == 1.0) & (more == 0.0)
         gone = survival == 0.0
         frame = pd.DataFrame(
             {

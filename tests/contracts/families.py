@@ -317,6 +317,12 @@ FITS: dict[str, Fit] = {
     "multinomial": of("FederatedMultinomial", "rows", "C(kind) ~ x + z"),
     "multinomial clusters": of("FederatedMultinomial", "rows", "kind ~ x", GROUPS, labels=["person"]),
     "kaplan-meier": of("KaplanMeier", "rows", "Surv(time, died) ~ g", {"grid": 1, "until": 40}),
+    "kaplan-meier with noise": of(
+        "KaplanMeier",
+        "budget of rows",
+        "Surv(time, died) ~ g",
+        {"grid": 1, "until": 40, "epsilon": 50.0, "bounds": {"g": ["a", "b", "c"]}},
+    ),
     "kaplan-meier of all": of("KaplanMeier", "rows", "Surv(time, died) ~ 1", {"grid": 4, "until": 40}),
     "cumulative incidence": of("CumulativeIncidence", "rows", RISKS, {"grid": 2, "until": 40}),
     # rows: tables

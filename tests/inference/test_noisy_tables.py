@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.duration.survfunc import SurvfuncRight
 from statsmodels.stats.proportion import proportion_confint
 
 from fedstat.inference.noisy_tables import (
@@ -12,14 +13,19 @@ from fedstat.inference.noisy_tables import (
     RunningCounts,
     consistent_counts,
     count_limits,
+    last_known,
+    log_survival_noise,
     noisy_correlation,
     noisy_moments,
     noisy_quantiles,
+    noisy_survival_counts,
     price,
+    propagate_noise,
     running_weights,
     share_limits,
     squared_length,
 )
+from fedstat.inference.survival_curves import log_rank, product_limit
 
 SIZES = (1, 2, 3, 17, 64, 257)
 
@@ -127,6 +133,77 @@ def test_correlations_are_those_of_the_columns():
     # A column that noise hides has no correlation.
     r, low, high = noisy_correlation(200.0, X.sum(axis=0), np.diag([200.0, 200.0, 0.1]), 5.0, 0.05)
     assert np.isnan(r[2]).all() and np.isfinite(r[0, 1]) and np.isnan(low[2, 2])
+
+
+def survival(n, seed=6, J=24):
+    random = np.random.default_rng(seed)
+    time, until = np.ceil(random.exponential(15.0, n)), np.ceil(random.uniform(4.0, 30.0, n))
+    t, event = np.minimum(time, until), time <= until
+    cell = np.minimum(t - 1, J).astype(int)
+    return t, event, *(np.bincount(cell[which], minlength=J + 1)[None] for which in (event, ~event))
+
+
+def test_curves_are_product_limit_estimates_without_noise():
+    t, event, d, c = survival(400)
+    times = np.arange(1.0, 25.0)
+    counts = noisy_survival_counts(running(d), running(c), times)
+    frame = product_limit(counts, 0.05, "log-log")[0]
+    other = SurvfuncRight(t, event)
+    at = np.searchsorted(other.surv_times, frame["time"], side="right") - 1
+    np.testing.assert_allclose(frame["survival"], np.append(1.0, other.surv_prob)[at + 1], atol=1e-8)
+    np.testing.assert_allclose(frame["std_error"], np.append(0.0, other.surv_prob_se)[at + 1], atol=1e-8)
+    assert last_known(counts, running(d).covariance).tolist() == [24]
+
+
+def test_curves_are_monotone_whatever_the_noise():
+    _, _, d, c = survival(60)
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(size=(2, 1, 25)) * 20.0 * UNIT
+        events, censored = (running(x, 400.0 * UNIT**2, e) for x, e in zip((d, c), noise, strict=True))
+        counts = noisy_survival_counts(events, censored, np.arange(1.0, 25.0))
+        assert min(counts.events.min(), counts.censored.min(), counts.beyond.min()) >= 0.0
+        assert (np.diff(counts.at_start) <= 1e-9).all()
+        with np.errstate(all="ignore"):
+            survival_probability = np.cumprod(1.0 - counts.events / counts.at_start)
+        known = last_known(counts, events.covariance)[0]
+        assert (np.diff(survival_probability[:known]) <= 1e-12).all()
+
+
+def test_noise_on_curves_is_that_of_numerical_derivatives_and_of_draws():
+    _, _, d, c = survival(3000)
+    variance = (3.0 * UNIT) ** 2
+    events, censored = running(d, variance), running(c, variance)
+    counts = noisy_survival_counts(events, censored, np.arange(1.0, 25.0))
+
+    def log_survival(given):
+        return np.cumsum(np.log1p(-given.events[0] / given.at_risk[0]))
+
+    found = log_survival_noise(counts, events.covariance)[0]
+    np.testing.assert_allclose(propagate_noise(log_survival, counts, events.covariance), found, rtol=1e-4)
+    random, draws = np.random.default_rng(7), []
+    for _ in range(1500):
+        noisy = (running(x, variance, random.normal(size=(1, 25)) * 3.0 * UNIT) for x in (d, c))
+        draws.append(log_survival(noisy_survival_counts(*noisy, counts.times)))
+    np.testing.assert_allclose(np.var(draws, axis=0), np.diag(found), rtol=0.2)
+
+
+def test_noise_on_a_test_is_that_of_draws():
+    groups = [survival(1500, seed)[2:] for seed in (8, 9)]
+    d, c = (np.vstack([one[k] for one in groups]) for k in (0, 1))
+    variance, times = (4.0 * UNIT) ** 2, np.arange(1.0, 25.0)
+    events, censored = running(d, variance), running(c, variance)
+
+    def score(given):
+        sums = log_rank(given.events, given.at_risk)
+        return sums.observed - sums.expected
+
+    counts = noisy_survival_counts(events, censored, times)
+    found = propagate_noise(score, counts, events.covariance)
+    random, draws = np.random.default_rng(10), []
+    for _ in range(800):
+        noisy = (running(x, variance, random.normal(size=(2, 25)) * 4.0 * UNIT) for x in (d, c))
+        draws.append(score(noisy_survival_counts(*noisy, times)))
+    assert np.var(draws, axis=0)[0] == pytest.approx(found[0, 0], rel=0.2)
 
 
 def test_the_price_is_a_ratio_of_errors():

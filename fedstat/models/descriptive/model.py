@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import FormulaError, ModelError
+from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError, Remedy
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.design.formula.syntax_tree import Category, Column
+from fedstat.federation.design.formula.syntax_tree import (
+    Category,
+    Column,
+    Level,
+    Number,
+    Relation,
+    Survival,
+)
+from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.explanation import Explanation
+from fedstat.inference.noisy_tables import RunningCounts, last_known, noisy_survival_counts
 from fedstat.models.checks import check_masked, checks_arguments, takes_parsed
+from fedstat.models.descriptive.noisy_model import USUAL_DELTA, NoiseSetting, NoisyTable
+from fedstat.models.descriptive.noisy_steps import CodedColumn, TablePart
 from fedstat.models.descriptive.protocol import MOST_TRIES, SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
@@ -30,7 +46,7 @@ from fedstat.models.descriptive.tables import explain_table as explain_table
 from fedstat.models.descriptive.tables import histogram as histogram
 from fedstat.models.descriptive.tables import quantiles as quantiles
 from fedstat.models.descriptive.tables import table_one as table_one
-from fedstat.models.explain import DryRunPlan
+from fedstat.models.explain import DryRunPlan, call_of, settled
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -172,6 +188,9 @@ class KaplanMeier(CurveModel):
         *,
         until: float | None = None,
         masked: bool | None = None,
+        epsilon: float | None = None,
+        delta: float = USUAL_DELTA,
+        bounds: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> KaplanMeierResults:
         """Count events and rows at risk on a grid of times.
@@ -188,6 +207,14 @@ class KaplanMeier(CurveModel):
         masked : bool, optional
             Whether pairwise masks hide each site's part of the counts; by default with at least three sites,
             and with two where an owner requires it.
+        epsilon : float, optional
+            Release counts with noise, at this epsilon of differential privacy for one row added or removed,
+            charged to the budgets of the sites in one charge. No interval is merged, and errors include the
+            noise. Times are rounded up to the grid. :meth:`explain` states the price before the charge.
+        delta : float
+            At most 1e-5; for `epsilon`.
+        bounds : mapping of str to sequence, optional
+            Public levels of the groups for `epsilon`, where the sites publish none.
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
 
@@ -216,9 +243,135 @@ class KaplanMeier(CurveModel):
         2  36.0   185.0     84.0     0.440
         3  48.0    84.0     25.0     0.355
         """
-        return run_fit(
-            self, Call.of(self.fit, locals()), KaplanMeier._estimate, grid_points(grid, until), masked
+        call, points = Call.of(self.fit, locals()), grid_points(grid, until)
+        if epsilon is not None:
+            return self._read_noise(points, self._with_noise(points, epsilon, delta, bounds, masked))
+        for name, site in self.partition.sites.items():
+            if site.policy.privacy is not None:
+                raise DescriptionError.of_rule(
+                    "privacy budget",
+                    name,
+                    "releases counts only with noise",
+                    remedy=Remedy("fit(..., epsilon=1.0)", "Fit with {arguments}, or leave the site out"),
+                )
+        return run_fit(self, call, KaplanMeier._estimate, points, masked)
+
+    def explain(self, **arguments: Any) -> Explanation:
+        """Report the requests of :meth:`fit`, its releases and with epsilon its price; no request is sent.
+
+        Parameters
+        ----------
+        **arguments
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        Explanation
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> owners = fs.Policy(privacy=fs.Budget(epsilon=2.0, delta=1e-6))
+        >>> table = fs.datasets.make_survival()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital", policy=owners)
+        >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ 1", partition)
+        >>> curves.explain(grid=3, until=60, epsilon=1.0).passes
+        True
+        """
+        given = settled(self.fit, arguments)
+        if given["epsilon"] is None:
+            return super().explain(**arguments)
+        noise = (given[name] for name in ("epsilon", "delta", "bounds", "masked"))
+        table = self._with_noise(grid_points(given["grid"], given["until"]), *noise)
+        return replace(table.explain(), call=call_of(self, arguments))
+
+    def _settle(self, partition: ClientPartition, before: Ledger) -> None:
+        """Agree on levels and rows; sites with a budget report none, and levels are public."""
+        if all(site.policy.privacy is None for site in partition.sites.values()):
+            super()._settle(partition, before)
+            return
+        self.partition, self.sites, self.engine = partition, tuple(partition.sites), partition.engine
+        self._session, self._assumed, self._agreement = secrets.token_hex(8), False, before
+        question = self.question
+        counts = tuple(SiteRowCounts(name, len(n), len(n)) for name, n in partition.rows.items())
+        spec = BlockSpec(terms=question.terms, columns=question.columns, intercept=question.intercept)
+        self.agreement = RowsSchema(question, spec, counts)
+
+    def _with_noise(
+        self, grid: Floats, epsilon: object, delta: object, bounds: object, masked: object
+    ) -> NoisyTable:
+        """Return the table of running counts by group and event."""
+        question = self.question
+        setting = NoiseSetting.of(
+            epsilon, delta, bounds, question.labels, question.subset_text or None, masked
         )
+        match question.survival:
+            case Survival(times=(Column(name=time),), event=Column(name=event)):
+                event_column = CodedColumn(event, levels=(0, 1))
+            case Survival(
+                times=(Column(name=time),),
+                event=Relation(symbol="==", left=Column(name=event), right=Level() | Number() as of),
+            ):
+                levels = setting.levels(self.partition, event).levels
+                event_column = CodedColumn(event, (*(one for one in levels if one != of.value), of.value))
+            case _:
+                raise FormulaError(
+                    "formula: with epsilon, the left side is 'Surv(time, event)' of two columns, or "
+                    f"\"Surv(time, event == 'level')\"; received {question.response!r}"
+                )
+        groups = tuple(setting.levels(self.partition, name) for name in self.groups)
+        if event_column.cells != 2:
+            raise ModelError(f"bounds: the event {event!r} needs two levels with epsilon")
+        part = TablePart("running", (CodedColumn(time, edges=tuple(grid.tolist())),), (*groups, event_column))
+        return NoisyTable(self.partition, [part], setting, self.formula.text)
+
+    def _read_noise(self, grid: Floats, table: NoisyTable) -> KaplanMeierResults:
+        """Release the counts, and cut the curves where noise hides the rows at risk."""
+        release = table.fit()
+        running, groups = release.sums[0].running(0), table.requests[0].parts[0].groups[:-1]
+        lines = running.upto.reshape(-1, 2, len(grid) + 1)
+        censored, events = (RunningCounts(lines[:, k], running.covariance) for k in (0, 1))
+        counts = noisy_survival_counts(events, censored, grid)
+        J = int(last_known(counts, running.covariance).min())
+        if not J:
+            raise EstimationError(
+                "noise hides the rows at risk of a group from the first time on. Use fewer groups or a "
+                "larger epsilon; the charge for this release remains"
+            )
+        d, c = counts.events, counts.censored
+        beyond = counts.beyond + (d + c)[:, J:].sum(axis=1)
+        total, rows = d.sum(axis=1) + c.sum(axis=1) + counts.beyond, self.partition.rows
+        names = [one.name for one in groups]
+        labels = (
+            ", ".join(f"{name}={level}" for name, level in zip(names, one, strict=True)) or "all rows"
+            for one in product(*(one.levels for one in groups))
+        )
+        parts = {
+            "response": self.formula.response,
+            "labels": tuple(labels),
+            "times": grid[:J],
+            "events": d[:, :J],
+            "censored": c[:, :J],
+            "beyond": beyond,
+            "entered": np.column_stack([total, np.zeros((len(d), J - 1))]),
+            "at_ends": (d + c)[:, :J],
+            "events_at_ends": d[:, :J],
+            "apart": (True,) * J,
+            "requested": grid,
+            "least": 0,
+            "over_sites": True,
+            "observed": events.ascending[:, -1],
+            "expected": np.full(len(d), np.nan),
+            "covariance": np.full((len(d), len(d)), np.nan),
+            "masked": table.masked,
+            "sites": tuple(rows),
+            "rows": tuple(len(one) for one in rows.values()),
+            "left_out": max(sum(map(len, rows.values())) - round(float(total.sum())), 0),
+            "noise": release.sums[0].deviation ** 2,
+            "epsilon": release.epsilon,
+            "delta": release.delta,
+        }
+        return KaplanMeierResults._of_noise(self, parts, release.ledger)
 
     def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> KaplanMeierResults:
         return KaplanMeierResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)

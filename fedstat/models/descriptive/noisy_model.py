@@ -298,6 +298,11 @@ class NoisyTable(Explainable):
         return NoiseShares(dict.fromkeys(self.policies, ""), colluding)
 
     @property
+    def masked(self) -> bool:
+        """Whether sites share the noise of masked sums."""
+        return self._expected_shares is not None
+
+    @property
     def cost(self) -> Fraction:
         """The charge to each site, as its checks compute it."""
         shares = self._expected_shares
@@ -371,8 +376,7 @@ class NoisyTable(Explainable):
     def _sum(self, attempt: FitAttempt) -> NoisyRelease:
         self._check_rows()
         self._check_budgets()
-        masked = () if self._expected_shares is None else tuple(self.policies)
-        sums = attempt.run(self._protocol(), masked)
+        sums = attempt.run(self._protocol(), tuple(self.policies) if self.masked else ())
         return NoisyRelease(tuple(sums), attempt.ledger, self.spent, self.setting.delta)
 
     def _check_budgets(self) -> None:

@@ -41,15 +41,16 @@ def plot_survival(
     alpha: float = 0.05,
     events: bool = False,
     words: tuple[str, str, str] | None = None,
+    test: str = "",
     merged: bool = False,
 ) -> Axes:
     """Draw step curves with bands, or points at the ends of `merged` intervals; below, rows at risk.
 
     `at_risk` (G, 1 + J) are the rows at risk at time 0 and at times (J,).
-    `words` are the headline, the label of the axis, and the name of the test.
+    `words` are the headline, the label of the axis, and the name of the `test`.
     """
     share = ("Share with the event", "share with the event") if events else ("Survival", "survival")
-    headline, label_of_axis, test = words or (*share, "log-rank test stratified by site")
+    headline, label_of_axis, test = words or (*share, test)
     ax = axes_for(ax, 7.0, 3.6 + 0.25 * len(curves))
     for place, (label, frame) in enumerate(curves.items()):
         color = COLORS[place % len(COLORS)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -14,6 +15,7 @@ from scipy import stats
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import takes_alpha
+from fedstat.inference.noisy_tables import RunningCounts, log_survival_noise, price, propagate_noise
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, fold_sites, header_sheet
 from fedstat.inference.survival_curves import (
@@ -65,6 +67,8 @@ NOTES = Catalogue(
         "merged_intervals": "The curve is known at {times} times; {requested} were requested. Intervals "
         "were merged until {where} each group has no row or at least {least} rows with each outcome in each "
         "interval, also between these times and those of earlier curves.",
+        "noise": "Counts have noise with epsilon {epsilon:.3g} at delta {delta:g} for one row added or "
+        "removed. Curves are of times rounded up to the grid, and their errors include the noise.{early}",
         "at_risk": "Rows at risk at a time are those whose time is not earlier. At {few} of {times} times "
         "few rows have exactly this time and are not counted: there, rows at risk are those whose time is "
         "later.",
@@ -72,6 +76,7 @@ NOTES = Catalogue(
         "enter; where few are at risk, the curve is uncertain for all later times.",
         "censoring": "Censoring is assumed to be independent of the time of the event within each group. "
         "Within an interval, events and censored rows are taken to be in random order.",
+        "censoring/noise": "Censoring is assumed to be independent of the time of the event within a group.",
         "left_out": "Rows left out because they lack the time, the event or the group: {rows:,}.",
         "subset": SUBSET,
     },
@@ -90,7 +95,8 @@ class KaplanMeierRecord:
     exactly the end of an interval, and `events_at_ends` those of them with an event, counted where `apart` is
     true. `requested` (R,) are the ends of the analyst's grid, of which `times` are left. A count of `least`
     rows or more, or of none, was required in each interval: over all sites with `over_sites`, and otherwise
-    at every site.
+    at every site. With noise, `noise` is its variance on the running sums of counts, which were charged
+    `epsilon` at `delta`.
     """
 
     response: str
@@ -114,6 +120,9 @@ class KaplanMeierRecord:
     rows: Annotated[tuple[int, ...], "K"]
     left_out: int
     subset: str = ""
+    noise: float = 0.0
+    epsilon: float = 0.0
+    delta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -180,8 +189,8 @@ class CurveResults(Results[CurveRecord]):
 
     @property
     def nobs(self) -> int:
-        """Rows."""
-        return sum(self._record.rows)
+        """Rows; with noise, their noisy number."""
+        return round(float(self._group_rows.sum())) if self._record.noise else sum(self._record.rows)
 
     @property
     def events(self) -> int:
@@ -234,7 +243,27 @@ class CurveResults(Results[CurveRecord]):
 
     @property
     def _merged(self) -> bool:
-        return not np.array_equal(self.times, self._record.requested)
+        return not self._record.noise and not np.array_equal(self.times, self._record.requested)
+
+    @property
+    def _noise(self) -> Floats:
+        """Covariance (J + 1, J + 1) of the noise on running counts up to each time, and on all rows."""
+        record = self._record
+        J = len(record.requested) + 1
+        covariance = RunningCounts.of_sums(np.zeros(J), record.noise).covariance
+        kept = [*range(len(record.times)), J - 1]
+        return covariance[np.ix_(kept, kept)]
+
+    @property
+    def _log_noise(self) -> Floats | None:
+        """Covariance of the noise on the logarithm of each curve, (G, J, J); None without noise."""
+        return log_survival_noise(self._counts, self._noise) if self._record.noise else None
+
+    @property
+    def _price(self) -> float:
+        """Median ratio of standard errors with and without noise."""
+        sampling, noise = self._counts.log_variance.cumsum(axis=1), self._log_noise
+        return 1.0 if noise is None else price(sampling, np.diagonal(noise, axis1=1, axis2=2))
 
     @property
     def _risk_table(self) -> Floats:
@@ -285,6 +314,9 @@ class CurveResults(Results[CurveRecord]):
             *tests,
         ]
         right = [("Sites", str(len(record.sites))), ("Rows by site", human_range(record.rows))]
+        if record.noise:
+            right += [("Epsilon", f"{record.epsilon:.3g}"), ("Delta", f"{record.delta:g}")]
+            right.append(("Errors by noise", f"x {self._price:.2f}"))
         if self._ledger is not None:
             right.append(("Counts", "masked" if record.masked else "unmasked"))
         return header_sheet(f"{self.model_name} results", [*left, *right])
@@ -297,6 +329,12 @@ class CurveResults(Results[CurveRecord]):
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         record = self._record
+        if record.noise:
+            end, asked = record.times[-1], record.requested[-1]
+            early = f" They end at {end:g} of {asked:g}: noise hides the rows at risk later." * bool(
+                end < asked
+            )
+            yield NOTES.note("noise", epsilon=record.epsilon, delta=record.delta, early=early)
         falls = self._falls
         place = int(falls.max(axis=0).argmax())
         if falls.max() > WIDE_STEP:
@@ -322,7 +360,7 @@ class CurveResults(Results[CurveRecord]):
             yield NOTES.note("at_risk", few=len(record.times) - sum(record.apart), times=len(record.times))
         if self._late:
             yield NOTES.note("late_entry")
-        yield NOTES.note("censoring")
+        yield NOTES.note("censoring/noise" if record.noise else "censoring")
         if record.subset:
             rows = self.nobs + record.left_out
             yield NOTES.note("subset", used=self.nobs, rows=rows, subset=record.subset)
@@ -349,6 +387,12 @@ def p_text(p: float) -> str:
 def p_words(test: pd.Series) -> str:
     """Write a test in words."""
     return f"{test['statistic']:.2f} on {test['df']:.0f} df, p {p_text(test['p_value'])}"
+
+
+def _scores(rho: float, gamma: float, counts: SurvivalCounts) -> Floats:
+    """Return observed less expected events of each group, (G,)."""
+    sums = log_rank(counts.events, counts.at_risk, rho, gamma)
+    return np.asarray(sums.observed - sums.expected)
 
 
 class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, record=KaplanMeierRecord):
@@ -383,11 +427,18 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         """Make results of a fit."""
         return cls(KaplanMeierRecord(**cls._parts(model, table, masked)), ledger, model)
 
+    @classmethod
+    def _of_noise(cls, model: HorizontalModel, parts: Mapping[str, Any], ledger: Ledger) -> Self:
+        """Make results of counts with noise."""
+        return cls(KaplanMeierRecord(**parts), ledger, model)
+
     # -- figures ---------------------------------------------------------------------------------
 
     def _curves(self, alpha: float, conf_type: ConfType) -> dict[str, pd.DataFrame]:
         check_choice("conf_type", conf_type, CONFIDENCE)
-        frames = product_limit(self._counts, alpha, conf_type)
+        noise = self._log_noise
+        added = None if noise is None else np.diagonal(noise, axis1=1, axis2=2)
+        frames = product_limit(self._counts, alpha, conf_type, added)
         return dict(zip(self.labels, frames, strict=True))
 
     @takes_alpha
@@ -540,9 +591,15 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         if end > self.times[-1]:
             raise ModelError(f"until: the curves end at {self.times[-1]:g}, received {end:g}")
         z = float(stats.norm.isf(alpha / 2.0))
-        rows = {}
-        for label, frame in self._curves(alpha, "log-log").items():
+        rows, noise = {}, self._log_noise
+        # Noise on the curve at two times is not independent: it is added to the error of the mean.
+        steps = np.clip(np.append(self.times[1:], np.inf), None, end) - np.minimum(self.times, end)
+        frames = product_limit(self._counts, alpha, "log-log")
+        for g, (label, frame) in enumerate(zip(self.labels, frames, strict=True)):
             mean, error = restricted_mean(self.times, frame, end, self._spread)
+            if noise is not None:
+                areas = steps * self._known(frame, "survival", 1.0).values[:, 0]
+                error = float(np.sqrt(error**2 + areas @ noise[g] @ areas))
             rows[label] = (mean, error, mean - z * error, mean + z * error)
         columns = ["estimate", "std_error", "conf_low", "conf_high"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
@@ -562,12 +619,12 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         Returns
         -------
         Series
-            ``statistic``, ``df``, ``p_value``.
+            ``statistic``, ``df``, ``p_value``. With epsilon, the variance includes the noise.
 
         Raises
         ------
         ModelError
-            There is one group, a power is negative, or powers are given with sites as strata.
+            There is one group, a power is negative, or powers or an epsilon come with sites as strata.
 
         References
         ----------
@@ -588,9 +645,16 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         if min(rho, gamma) < 0.0:
             raise ModelError(f"rho, gamma: expected no negative power, received {rho:g} and {gamma:g}")
         record = self._record
+        if by_site and record.noise:
+            raise ModelError(
+                "by_site: curves with epsilon have no counts by site; leave it out to compare all rows"
+            )
         sums = LogRankSums(record.observed, record.expected, record.covariance)
         if not by_site:
             sums = log_rank(record.events, self._counts.at_risk, rho, gamma)
+        if record.noise:
+            added = propagate_noise(partial(_scores, rho, gamma), self._counts, self._noise)
+            sums = replace(sums, covariance=sums.covariance + added)
         statistic, df, p = sums.test()
         return pd.Series({"statistic": statistic, "df": float(df), "p_value": p})
 
@@ -625,7 +689,8 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         >>> curves.plot().get_ylabel()
         'survival'
         """
-        test = self.log_rank_test(by_site=True)["p_value"] if len(self.labels) > 1 else None
+        several, noisy = len(self.labels) > 1, bool(self._record.noise)
+        test = self.log_rank_test(by_site=not noisy)["p_value"] if several else None
         curves = self._curves(alpha, conf_type)
         return plot_survival(
             curves,
@@ -636,6 +701,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             ax=ax,
             alpha=alpha,
             events=events,
+            test="log-rank test" if noisy else "log-rank test stratified by site",
             merged=self._merged,
         )
 
@@ -643,7 +709,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
-        if len(self.labels) < 2 or len(self._record.sites) < 2:
+        if len(self.labels) < 2 or len(self._record.sites) < 2 or self._record.noise:
             return
         by_site, pooled = (self.log_rank_test(by_site=one)["p_value"] for one in (True, False))
         if (by_site < DECISION) != (pooled < DECISION) and max(by_site, pooled) > 2.0 * min(by_site, pooled):
@@ -651,7 +717,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     def _glance(self) -> Mapping[str, float]:
         test = (
-            self.log_rank_test(by_site=True)
+            self.log_rank_test(by_site=not self._record.noise)
             if len(self.labels) > 1
             else {"statistic": np.nan, "p_value": np.nan}
         )
@@ -667,6 +733,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
     def _sheets(self) -> Iterator[Sheet]:
         several = len(self.labels) > 1
         tests = [("Log-rank by site", True), ("Log-rank pooled", False)] if several else []
+        tests = tests[1:] if self._record.noise else tests
         yield self._header([(name, p_words(self.log_rank_test(by_site=by_site))) for name, by_site in tests])
         yield self._group_sheet()
         yield self._curve_sheet()
