@@ -13,7 +13,7 @@ import pytest
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.models.descriptive.protocol import MOST_TRIES
-from fedstat.models.descriptive.steps import ENDS_KEY, _over_sites, count_times
+from fedstat.models.descriptive.steps import ENDS_KEY, count_times, counted_over_sites
 
 FORMULA = "Surv(months, died) ~ arm"
 CAUSES = "Surv(months, C(cause, levels=['none', 'first', 'second'])) ~ arm"
@@ -154,21 +154,21 @@ def test_a_site_is_no_difference_of_sums_over_other_sites():
     """The part of a site is the difference of sums with and without it, and would have single rows."""
     site = split().sites["H0"]
     state = SimpleNamespace(masked_among=("H0", "H1", "H2", "H3"))
-    assert _over_sites(site._data, state)
-    assert _over_sites(site._data, SimpleNamespace(masked_among=("H3", "H2", "H1", "H0")))
+    assert counted_over_sites(site._data, state)
+    assert counted_over_sites(site._data, SimpleNamespace(masked_among=("H3", "H2", "H1", "H0")))
     for among in ((), ("H0", "H1"), ("H0", "H1", "H2"), ("H0", "H1", "H2", "H4")):
-        assert not _over_sites(site._data, SimpleNamespace(masked_among=among))
+        assert not counted_over_sites(site._data, SimpleNamespace(masked_among=among))
     fresh = split(fs.Policy(remember="nothing")).sites["H0"]._data
-    assert not _over_sites(fresh, SimpleNamespace(masked_among=("H0", "H1")))
-    assert _over_sites(fresh, SimpleNamespace(masked_among=("H0", "H1", "H2")))
+    assert not counted_over_sites(fresh, SimpleNamespace(masked_among=("H0", "H1")))
+    assert counted_over_sites(fresh, SimpleNamespace(masked_among=("H0", "H1", "H2")))
 
 
 def test_sites_with_a_comma_in_their_name_are_not_other_sites():
     """Sites "A, B" and "C" are not "A" and "B, C", although the lists of their names read alike."""
     data = split().sites["H0"]._data
-    assert _over_sites(data, SimpleNamespace(masked_among=("A, B", "C", "D")))
-    assert not _over_sites(data, SimpleNamespace(masked_among=("A", "B, C", "D")))
-    assert _over_sites(data, SimpleNamespace(masked_among=("D", "A, B", "C")))
+    assert counted_over_sites(data, SimpleNamespace(masked_among=("A, B", "C", "D")))
+    assert not counted_over_sites(data, SimpleNamespace(masked_among=("A", "B, C", "D")))
+    assert counted_over_sites(data, SimpleNamespace(masked_among=("D", "A, B", "C")))
 
 
 @pytest.mark.parametrize("policy", [None, "strict"])

@@ -90,7 +90,8 @@ class CellsRequest:
 class OpenCells:
     """The rows of one table: the group of each (n,), its number or time, and which event it had, 0 for none.
 
-    `averaged` are the numbers with which the rows are counted, `start` the times at which rows enter.
+    `averaged` are the numbers with which the rows are counted, `start` the times at which rows enter,
+    `counted` the ends of the intervals on which times were counted last.
     """
 
     RECOMPUTED: ClassVar = ("group", "number", "averaged", "start", "level", "event", "rows")
@@ -107,6 +108,7 @@ class OpenCells:
     level: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     event: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    counted: Floats = field(default_factory=lambda: np.zeros(0))
 
     def recompute(self) -> None:
         """Read the rows."""
@@ -333,7 +335,7 @@ def _counted_before(data: SiteData, opened: OpenCells) -> list[CountedTimes]:
     return [one for one in found if set(one.columns) & set(opened.time_columns)]
 
 
-def _over_sites(data: SiteData, state: State) -> bool:
+def counted_over_sites(data: SiteData, state: State) -> bool:
     """Return whether a minimum may hold for the counts over all sites.
 
     Sums over other sites would give a site's part by subtraction.
@@ -388,7 +390,7 @@ def flag_times(
     repeated = [one.ends for one in before if (one.rows, one.division, one.requested) == key]
     return {
         "flags": np.where(counts >= max(least, 1), ENOUGH, (counts > 0).astype(np.int64)),
-        "over_sites": np.array(_over_sites(data, state)),
+        "over_sites": np.array(counted_over_sites(data, state)),
         "least": np.array(float(least)),
         "most": np.array(max([_most_intervals(data, opened), *(float(len(one.ends)) for one in same)])),
         "earlier": np.unique([end for one in before for end in one.ends]).astype(np.float64),
@@ -434,7 +436,7 @@ def count_times(
             f"counts that were not examined together with them: the difference may belong to few rows. "
             f"{remedy}",
         )
-    if not _over_sites(data, state):
+    if not counted_over_sites(data, state):
         # Of the cells between these ends and earlier ones, those next to a new end.
         both = np.union1d(edges, earlier)
         new = np.isin(both, np.setdiff1d(edges, earlier))
@@ -451,6 +453,7 @@ def count_times(
     entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, grid, ends))
     if data.policy.remember != "nothing" and entry not in data.site_ledger.one_time_events:
         data.site_ledger.spend(entry)
+    opened.counted = edges
     return {"cells": counts.astype(np.float64)}
 
 
