@@ -89,7 +89,7 @@ class TreatmentFit:
 
 
 @dataclass(slots=True, eq=False)
-class Solution:
+class StagedSolution:
     """The equations of a fit, and the parameters `theta` (q,) of standardized columns found so far."""
 
     design: RowsDesign
@@ -143,7 +143,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
         )
 
-    def begin(self, local: bool) -> FitProtocol[tuple[Solution, list[Reply]]]:
+    def begin(self, local: bool) -> FitProtocol[tuple[StagedSolution, list[Reply]]]:
         """Open the rows, and return the solution before its first stage, and the sites' own effects."""
         session, request = self.session, self.request
         design, started, alone, _ = yield from open_rows(session, to_json(request), local)
@@ -157,9 +157,9 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
                 f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
                 "Use method='ipw'"
             )
-        return Solution(design, levels, equations, chain, arms, theta), alone
+        return StagedSolution(design, levels, equations, chain, arms, theta), alone
 
-    def solve(self, solution: Solution, stage: int) -> FitProtocol[LikelihoodSums]:
+    def solve(self, solution: StagedSolution, stage: int) -> FitProtocol[LikelihoodSums]:
         """Solve a stage with the estimates of those before, and return the sums at its end."""
         equations, chain, design, request = solution.equations, solution.chain, solution.design, self.request
         theta, point = solution.theta, partial(point_of, design, stage)
