@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.m2sem.model import M2SEM as M2SEM
     from fedstat.models.mixed.model import FederatedMixed as FederatedMixed
     from fedstat.models.saved import load as load
+    from fedstat.models.survival_effect.model import SurvivalEffect as SurvivalEffect
     from fedstat.models.threats import threats as threats
     from fedstat.models.treatment.model import TreatmentEffect as TreatmentEffect
     from fedstat.models.vfem.iteration.state import Iteration as Iteration

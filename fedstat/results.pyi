@@ -64,6 +64,7 @@ from fedstat.models.margins import MarginalEffects as MarginalEffects
 from fedstat.models.mixed.results import MixedResults as MixedResults
 from fedstat.models.results import CoefficientResults as CoefficientResults
 from fedstat.models.results import Results as Results
+from fedstat.models.survival_effect.results import SurvivalEffectResults as SurvivalEffectResults
 from fedstat.models.threats import ThreatTable as ThreatTable
 from fedstat.models.treatment.results import TreatmentResults as TreatmentResults
 from fedstat.models.vertical.joint_normal.assumption_tests import LittleTest as LittleTest

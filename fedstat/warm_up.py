@@ -108,6 +108,10 @@ def _warm_cox() -> None:
     _fit("FederatedCox", SURVIVAL, _survival())
 
 
+def _warm_survival_effect() -> None:
+    _fit("SurvivalEffect", "Surv(months, died) ~ 1", _survival(), treatment="arm ~ age")
+
+
 def _warm_descriptive() -> None:
     _public("KaplanMeier").from_formula("Surv(months, died) ~ arm", _survival()).fit(grid=1, until=60)
 
@@ -164,6 +168,7 @@ FITS: dict[str, Callable[[], None]] = {
     "boost": _warm_boost,
     "gee": _warm_gee,
     "cox": _warm_cox,
+    "survival_effect": _warm_survival_effect,
     "descriptive": _warm_descriptive,
     "categories": _warm_categories,
     "mixed": _warm_mixed,

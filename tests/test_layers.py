@@ -56,6 +56,7 @@ BUILDS_ON = {
     "impute": {"vfem", "glm", "categories"},
     "vfem": {"vglm"},
     "gee": {"glm"},
+    "survival_effect": {"treatment", "descriptive"},
 }
 """A family that makes something else of others' releases: this one may import those, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}

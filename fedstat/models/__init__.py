@@ -12,6 +12,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "cox": ("FederatedCox",),
     "aft": ("FederatedAFT",),
     "treatment": ("TreatmentEffect",),
+    "survival_effect": ("SurvivalEffect",),
     "descriptive": (
         "CumulativeIncidence",
         "KaplanMeier",

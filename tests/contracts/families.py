@@ -308,6 +308,23 @@ FITS: dict[str, Fit] = {
         propensity="intercepts",
         trim=0.1,
     ),
+    "survival effect": of(
+        "SurvivalEffect", "rows", "Surv(time, died) ~ 1", {"grid": 2, "until": 30}, treatment="e ~ x + z"
+    ),
+    "survival effect of causes": of(
+        "SurvivalEffect",
+        "rows",
+        "Surv(time, C(cause, levels=[0, 1, 2])) ~ 1",
+        {"grid": [6, 12, 24], "baseline": "common", "ties": "breslow", "times": [12]},
+        treatment="C(g, levels=['b', 'a', 'c']) ~ x",
+        estimand="ATO",
+    ),
+    "survival effect of strata": of(
+        "SurvivalEffect", "two rows", "Surv(time, died) ~ strata(g)", treatment="e ~ x", estimand="ATT"
+    ),
+    "survival effect cut off": of(
+        "SurvivalEffect", "rows", "Surv(time, died) ~ 1", {"maxiter": 1}, treatment="e ~ x + z"
+    ),
     "treatment cut off": of("TreatmentEffect", "rows", "y ~ x", {"maxiter": 1}, treatment="e ~ x"),
     "ordinal": of("FederatedOrdinal", "rows", "grade ~ x + z"),
     "ordinal robust": of(
@@ -820,6 +837,29 @@ FAMILIES = {
                 **NO_CLUSTERS,
                 **NO_PREDICT,
                 **no("its coefficients are means of arms, and none is of a covariate", "scaled"),
+                **no("has no predictions of new rows with a spline", "splines"),
+            },
+        ),
+        Family(
+            "SurvivalEffect",
+            "rows",
+            "survival effect",
+            lambda p, x, **more: fs.SurvivalEffect.from_formula(
+                "Surv(time, died) ~ 1", p, **{"treatment": f"e ~ {x} + z", **more}
+            ),
+            "x",
+            {"grid": 4, "until": 40},
+            cut={"maxiter": 1},
+            pooled={"baseline": "common"},
+            response="Surv(time, died)",
+            written=True,
+            shorter=("cells", "flags", "edges", "places", "weights", "counts", "remaining"),
+            gaps={
+                **NO_WEIGHTS,
+                **NO_CLUSTERS,
+                **NO_PREDICT,
+                **NOTHING_MADE,
+                **no("estimates of arms, and none of a covariate", "scaled", "columns of broom", "effects"),
                 **no("has no predictions of new rows with a spline", "splines"),
             },
         ),

@@ -124,6 +124,11 @@ CASES = {
         survival,
         of("FederatedCox", TIMES, {"baseline": "common", "grid": 3, "until": 60}),
     ),
+    "treatment": (rows, of("TreatmentEffect", "num ~ age", treatment="exang ~ age")),
+    "treatment of times": (
+        survival,
+        of("SurvivalEffect", "Surv(months, died) ~ 1", {"grid": 6, "until": 48}, treatment="arm ~ age"),
+    ),
     "AFT": (survival, of("FederatedAFT", TIMES, distribution="lognormal")),
     "KaplanMeier": (survival, of("KaplanMeier", "Surv(months, died) ~ arm", {"grid": 1, "until": 60})),
     "CumulativeIncidence": (

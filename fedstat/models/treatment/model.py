@@ -129,8 +129,14 @@ class TreatmentEffect(HorizontalModel):
         of_arm = parse_pooled_formula(treatment, columns, (*extra, *left))
         if later := [name for name in left if name in of_arm.sites[0].columns]:
             raise FormulaError(f"treatment: {later[0]!r} is the outcome; leave it out on the right side")
+        if formula.has_times and not self._times:
+            raise FormulaError(
+                f"formula: {formula.response!r} is for SurvivalEffect; potential means are of one outcome",
+                remedy=Remedy("SurvivalEffect.from_formula('... ~ 1', ...).fit()", "Use {call}"),
+            )
         for one in (formula, of_arm):
-            if not one.intercept or one.offsets or one.strata or one.clusters or one.has_times:
+            of_times = (one.strata or one.has_times) and not (self._times and one is formula)
+            if not one.intercept or one.offsets or one.clusters or of_times:
                 raise FormulaError(
                     "formula: models of outcome and treatment have a constant, and no offset, strata, "
                     f"clusters or times; received {one.text!r}"

@@ -1,0 +1,213 @@
+"""The coordinator of the effect of a treatment on times: propensity, curves, hazard ratios, errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.message import Reply
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.kernels.treatment import PROPENSITY
+from fedstat.models.descriptive.protocol import choose_intervals, open_table, request_of, with_ends_apart
+from fedstat.models.descriptive.steps import FAMILY as DESCRIPTIVE
+from fedstat.models.horizontal.session import add
+from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums
+from fedstat.models.rows.predictors import standardized_point
+from fedstat.models.survival_effect.estimates import (
+    WeightedCells,
+    curve_functionals,
+    hazard_ratios,
+    remaining_times,
+)
+from fedstat.models.survival_effect.steps import SurvivalEffectRequest
+from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton, parameter_names
+from fedstat.typing import Array, Floats, Ints
+
+NO_MAXIMUM = (
+    "the weighted partial likelihood has no maximum: an arm has no events, or all of them, while rows of "
+    "both arms are at risk. Leave the arm out by subset="
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Ends of the intervals that the analyst requested, (R,), and times with errors (M,)."""
+
+    ends: Annotated[Floats, "R"]
+    times: Annotated[Floats, "M"]
+
+    def places(self, ends: Floats) -> Ints:
+        """Return the places of the times among the ends of intervals: the last end that is not later."""
+        found = np.searchsorted(ends, self.times * (1.0 + 1e-9), side="right") - 1
+        return np.unique(found[found >= 0]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SurvivalEffectFit:
+    """Estimates of curves and hazard ratios, and their covariance.
+
+    `estimates` (K,) are functionals of the incidence of each event in each arm, by arm, event and functional
+    (values at `places` of the ends, then the area up to `until`), and after them the logarithms of the hazard
+    ratios of the arms. `cov` (K, K) accounts for the estimated weights, `known` (K, K) takes them as known.
+    `spread` (A, 2) has the sums of weights and of their squares by arm. `theta` and `theta_cov` are the
+    coefficients of the propensity model.
+    """
+
+    request: SurvivalEffectRequest
+    arm: str
+    estimand: str
+    levels: Annotated[tuple[LevelValue, ...], "A"]
+    causes: tuple[str, ...]
+    arms: Annotated[Floats, "A 2"]
+    spread: Annotated[Floats, "A 2"]
+    cells: WeightedCells | None
+    requested: Annotated[Floats, "R"]
+    least: int
+    over_sites: bool
+    places: tuple[int, ...]
+    until: float
+    estimates: Annotated[Floats, "K"]
+    cov: Annotated[Floats, "K K"]
+    known: Annotated[Floats, "K K"]
+    names: Annotated[tuple[str, ...], "Q"]
+    theta: Annotated[Floats, "Q"]
+    theta_cov: Annotated[Floats, "Q Q"]
+    converged: bool
+    masked: bool
+
+
+@dataclass(slots=True, eq=False)
+class HazardNewton(LikelihoodNewton[LikelihoodSums]):
+    """Newton's method for the weighted partial likelihood of the arms, with baselines of the sites' own."""
+
+    def evaluate(self, point: dict[str, Array]) -> FitProtocol[LikelihoodSums | None]:
+        """Request the sums over the risk sets at logarithms of hazard ratios."""
+        return self.read((yield self.session.request_all("sum_hazards", point, to_json(self.request))))
+
+
+class SurvivalNewton(TreatmentNewton):
+    """The propensity model, then curves and hazard ratios of the weighted rows."""
+
+    def estimate(self, times: SurvivalEffectRequest, grid: Grid | None) -> FitProtocol[SurvivalEffectFit]:
+        """Choose intervals, fit the propensity model, and request sums of weights and of influences."""
+        session = self.session
+        counts = ends = edges = None
+        least, over_sites = 1, False
+        # 1. Intervals in which no cell has few rows, and their counts: as for curves without weights.
+        if grid is not None:
+            table = replace(session, family=DESCRIPTIVE)
+            yield from open_table(table, request_of(table, (self.request.arm,)))
+            intervals = yield from choose_intervals(table, grid.ends)
+            ends, least, over_sites = intervals.ends, intervals.least, intervals.over_sites
+            edges = with_ends_apart(ends, intervals.apart)
+            taken = {"edges": edges, "earlier": intervals.earlier, "requested": grid.ends}
+            counts = np.asarray(add((yield table.request_all("count_times", taken)), "cells"))
+        # 2. The propensity model.
+        solution, _ = yield from self.begin(local=False)
+        total = yield from self.solve(solution, PROPENSITY)
+        Q = len(solution.levels[1:]) * len(solution.chain.columns[0])
+        information, back = total.information[:Q, :Q], solution.back[:Q, :Q]
+        point = standardized_point(solution.design, solution.theta)
+        # 3. Sums of weights by cell, and hazard ratios.
+        cells = None
+        if edges is not None and counts is not None:
+            replies = yield session.request_all("sum_cells", point)
+            cells = WeightedCells(edges, np.asarray(add(replies, "weights")), counts)
+        ratios, bread = yield from self.log_ratios(times, point, cells, solution)
+        # 4. Derivatives and products of the influences of all rows.
+        places = np.zeros(0, dtype=np.int64) if grid is None or ends is None else grid.places(ends)
+        until = 0.0 if ends is None else float(ends[-1])
+        remaining = np.zeros(0) if grid is None or ends is None else remaining_times(ends, grid.ends, until)
+        none = np.zeros((0, 0, 0))
+        arrays = point | {
+            "log_ratios": ratios,
+            "weights": none if cells is None else cells.weights,
+            "counts": none if cells is None else cells.counts,
+            "places": places,
+            "remaining": remaining,
+        }
+        replies = yield session.request_all("sum_influences", arrays, to_json(times))
+        cov, known = covariance(replies, information, bread)
+        values = ratios
+        if cells is not None:
+            functionals = curve_functionals(places, remaining)
+            values = np.append((cells.incidence @ functionals.T).ravel(), ratios)
+        survival = session.agreement.question.survival
+        inverse, scores = np.linalg.inv(information), add(replies, "products")[-Q:, -Q:]
+        names = parameter_names(solution.chain, solution.equations, solution.levels, solution.design.names)
+        return SurvivalEffectFit(
+            request=times,
+            arm=self.request.arm,
+            estimand=self.request.estimand,
+            levels=solution.levels,
+            causes=survival.causes if survival is not None else (),
+            arms=solution.arms,
+            spread=np.asarray(add(replies, "spread")),
+            cells=cells,
+            requested=np.zeros(0) if grid is None else grid.ends,
+            least=least,
+            over_sites=over_sites,
+            places=tuple(places.tolist()),
+            until=until,
+            estimates=values,
+            cov=cov,
+            known=known,
+            names=tuple(names[:Q]),
+            theta=back @ solution.theta[:Q],
+            theta_cov=back @ inverse @ scores @ inverse @ back.T,
+            converged=solution.converged,
+            masked=session.masked,
+        )
+
+    def log_ratios(
+        self,
+        times: SurvivalEffectRequest,
+        point: dict[str, Array],
+        cells: WeightedCells | None,
+        solution: StagedSolution,
+    ) -> FitProtocol[tuple[Floats, Floats]]:
+        """Return logarithms of hazard ratios, and the inverse information by which scores are influences."""
+        if not times.own:
+            assert cells is not None
+            return hazard_ratios(cells, times.ties).params, np.zeros((0, 0))
+        arms = len(solution.levels)
+        newton = HazardNewton(self.session, times, self.maxiter, self.tol)
+
+        def at(ratios: Floats) -> dict[str, Array]:
+            return point | {"log_ratios": ratios}
+
+        total = yield from newton.evaluate(at(np.zeros(arms - 1)))
+        if total is None:
+            raise EstimationError(FEW_ROWS)
+        if not (np.diag(total.information) > 0.0).all():
+            raise EstimationError(NO_MAXIMUM)
+        found, total, _, converged = yield from newton.ascend(
+            at,
+            np.zeros(arms - 1),
+            total,
+            n=float(np.trace(total.information)),
+            at_infinity=lambda *_: EstimationError(NO_MAXIMUM),
+            stuck=NO_MAXIMUM,
+        )
+        solution.converged = solution.converged and converged
+        return found, np.asarray(np.linalg.inv(total.information), dtype=np.float64)
+
+
+def covariance(replies: list[Reply], information: Floats, bread: Floats) -> tuple[Floats, Floats]:
+    """Return the covariance of the estimates with estimated weights, and with known ones, (K, K).
+
+    The influence of a row is ``phi + D I^-1 psi`` with the derivatives D, and information I and scores psi of
+    the propensity model. The last estimates are scores, which the inverse information `bread` takes to
+    influences.
+    """
+    slopes, products = (np.asarray(add(replies, name)) for name in ("slopes", "products"))
+    K, J = len(slopes), len(bread)
+    unit = np.eye(K)
+    unit[K - J :, K - J :] = bread
+    whole = np.hstack([unit, unit @ np.linalg.solve(information, slopes.T).T])
+    return whole @ products @ whole.T, unit @ products[:K, :K] @ unit.T

@@ -1,0 +1,389 @@
+"""Steps of a site for the effect of a treatment on times: weighted rows by cell and risk set, and influences.
+
+A row has the weight of its arm by the propensity model. Curves need the sums of weights of the cells whose
+rows :func:`fedstat.models.descriptive.steps.count_times` counted, and nothing else of single cells. Errors
+need sums over all rows of an arm: with estimates k of influence ``phi_ik = w_i g_k``, the derivatives by
+the coefficients of the propensity model are ``sum_i g_k dw_i``, and the covariance follows from sums of
+products of ``phi_i`` and of the scores of the propensity model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import aggregate, control
+from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable
+from fedstat.kernels.treatment import PROPENSITY
+from fedstat.models.descriptive.steps import CELLS, cells_of, counted_over_sites
+from fedstat.models.horizontal.rows import SUMS, summed
+from fedstat.models.rows.objective import STANDARDIZED
+from fedstat.models.rows.steps import SPREAD, rows_in
+from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
+from fedstat.models.treatment.steps import FAMILY, SiteTreatment
+from fedstat.typing import Array, Floats, Ints
+
+MOST_TIMES = 12
+"""Times of a curve with errors: each is a sum over all rows of an arm for every column."""
+SLACK = 1e-9
+"""Relative rounding error of the sums of a site in those of all sites."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalEffectRequest:
+    """Treatment of tied events, columns of strata, and which estimates there are.
+
+    `own` states that each site has a baseline hazard of its own, `common` that all have one; `curves` that
+    there are curves.
+    """
+
+    ties: str = "efron"
+    strata: tuple[str, ...] = ()
+    own: bool = True
+    curves: bool = False
+    common: bool = False
+
+    def check(self) -> None:
+        """Refuse unknown ways to treat ties."""
+        if self.ties not in TIES:
+            raise MessageError(f"ties: expected one of {', '.join(TIES)}")
+
+
+REQUESTED = control("treatment of ties, strata and estimates", common=True)
+LOG_RATIOS = aggregate("logarithms of the hazard ratios of the arms", common=True)
+CURVES = (*SUMS, *CELLS)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedTimes:
+    """The rows of a site with the weights of the propensity model at the site's own parameters.
+
+    Attributes
+    ----------
+    w, slopes : (n,) and (n, J - 1) arrays
+        Weights, and their derivatives by the predictors.
+    residuals : (n, J - 1) array
+        Of the propensity model.
+    """
+
+    site: SiteTreatment
+    own: bytes
+
+    @cached_property
+    def columns(self) -> tuple[Floats, Ints, Ints, Floats]:
+        """Columns of the design (n, p), arm and outcome (n,), and times (n, 2)."""
+        X, arm, y = (np.concatenate([rows[place] for rows in self.site.chunks()]) for place in range(3))
+        times = [rows.times for rows, _ in self.site.opened.chunks() if rows.times is not None]
+        if self.drawn:  # with each outcome in each arm
+            y = np.arange(len(y)) // len(self.site.levels) % self.outcomes
+        return X, arm, y.astype(np.int64), np.concatenate(times)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the rows are those of a dry run, and no rows of a table."""
+        return not len(self.site.opened.used)
+
+    @property
+    def outcomes(self) -> int:
+        """Outcomes of a row: none, and each event."""
+        survival = self.site.opened.question.survival
+        return 1 + max(len(survival.causes) if survival else 0, 1)
+
+    @property
+    def arm(self) -> Ints:
+        """Arm of each row, (n,)."""
+        return self.columns[1]
+
+    @cached_property
+    def weighted(self) -> tuple[Floats, Floats, Floats]:
+        """Weights, slopes and residuals."""
+        site, (X, arm, y, _) = self.site, self.columns
+        eta = site.chain.predictors(X, np.frombuffer(self.own))
+        w, slopes, _, _ = site.equations.weights(eta[:, self.group], arm)
+        _, residuals, _ = site.equations.residuals(eta, arm, y.astype(np.float64), PROPENSITY)
+        return w, slopes, residuals[:, self.group]
+
+    @property
+    def group(self) -> slice:
+        """Predictors of the propensity model."""
+        return self.site.equations.groups[0]
+
+    @property
+    def covariates(self) -> Floats:
+        """Columns of the propensity model, (n, c)."""
+        return self.columns[0][:, self.site.chain.columns[0]]
+
+    def by_column(self, factors: Floats) -> Floats:
+        """Return factors (n, J - 1) times the columns of the propensity model, (n, (J - 1) c)."""
+        return (factors[:, :, None] * self.covariates[:, None]).reshape(len(factors), -1)
+
+    # -- risk sets of the site --------------------------------------------------------------------
+
+    def risk_table(self, strata: tuple[str, ...]) -> RiskTable:
+        """Return the weighted rows sorted by time within strata."""
+        _, _, y, times = self.columns
+        code = self.site.codes(strata) if strata else None
+        return RiskTable.of(times[:, 0], times[:, 1], y > 0, self.weighted[0], code)
+
+    def likelihood(self, request: SurvivalEffectRequest, log_ratios: Floats) -> PartialLikelihood:
+        """Return the weighted partial likelihood of the arms."""
+        arms = len(self.site.levels)
+        X = (self.arm[:, None] == np.arange(1, arms)).astype(np.float64)
+        return PartialLikelihood.at(self.risk_table(request.strata), X, X @ log_ratios, request.ties)
+
+    # -- cells of all sites -----------------------------------------------------------------------
+
+    def cells(self, edges: Floats) -> tuple[Ints, ...]:
+        """Return arm, interval and outcome of each row."""
+        _, arm, y, times = self.columns
+        return arm, np.searchsorted(edges, times[:, 1]), y
+
+    def by_cell(self, edges: Floats, values: Floats | None = None) -> Floats:
+        """Sum values (n,), or count the rows, by arm, interval and outcome: (A, L, O)."""
+        shape = len(self.site.levels), len(edges) + 1, self.outcomes
+        code = np.ravel_multi_index(self.cells(edges), shape)
+        found = np.bincount(code, values, int(np.prod(shape))).astype(np.float64)
+        return np.asarray(found.reshape(shape))
+
+
+def weighted_rows(data: SiteData, state: State, **point: Floats) -> tuple[WeightedTimes, Floats]:
+    """Return the weighted rows at a point, and the matrix from coefficients of the request to own ones."""
+    site = rows_in(state, SiteTreatment)
+    if not site.opened.question.has_times or not site.equations.weighs:
+        raise MessageError(f"{data.name}: the model opened no times, or has no propensity model")
+    own, to_own = site.place(**point)
+    rows = WeightedTimes(site, own.tobytes())
+    Q = rows.group.stop * len(site.chain.columns[0])
+    return rows, to_own[:Q, :Q]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InfluenceBlock(facts.RowBlock):
+    """All rows, with the weights by which columns are multiplied at the points of a fit.
+
+    A point of earlier steps is that of a stage, and otherwise a key of `vectors_at`.
+    """
+
+    rows: WeightedTimes
+    vectors_at: dict[Any, Floats]
+    step: int = 1
+    first: int = 0
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, a constant and the arms among them."""
+        return self.rows.columns[0][self.first :: self.step]
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Return the weights of rows in the sums at points, (m, k)."""
+        known, site = self.vectors_at, self.rows.site
+        found = [
+            known[one] if one in known else site.at(one[1]).vectors(np.frombuffer(one[0])) for one in points
+        ]
+        return np.column_stack(found)[self.first :: self.step]
+
+    def terms(self, point: Any) -> list[facts.RowTerms]:
+        """Terms of the sums at a point: columns of the propensity model with all vectors."""
+        Z = self.rows.covariates[self.first :: self.step]
+        return [facts.RowTerms(Z, self.vectors((point,)), np.ones((len(Z), 1)))]
+
+    def every(self, first: int, step: int) -> InfluenceBlock:
+        """Return every n-th row, from the first on."""
+        return InfluenceBlock(self.rows, self.vectors_at, step, first)
+
+
+POINTS = "treatment times: points"
+"""Weights of rows at the points of a session."""
+
+
+def report_vectors(state: State, rows: WeightedTimes, key: Any, vectors: Floats) -> None:
+    """Report the weights (n, k) by which columns are multiplied in a release."""
+    kept = state.look_at(POINTS) if POINTS in state else (None, {})
+    known = kept[1] if kept[0] is rows.site.opened else {}
+    known = known | {key: vectors}
+    opened, n = rows.site.opened, len(vectors)
+    blocks = partial(_in_one, InfluenceBlock(rows, known))
+    state.report(
+        facts.WorkingWeights(lambda: np.abs(vectors.T)),
+        facts.ScoreAndInformation(opened, n, key, blocks, among=opened.places),
+    )
+    state.keep(POINTS, (opened, known))
+
+
+def _in_one(block: InfluenceBlock) -> Iterable[InfluenceBlock]:
+    yield block
+
+
+def counted_edges(data: SiteData, state: State, rows: WeightedTimes) -> Floats:
+    """Return the ends of the intervals on which the same rows were counted in this session."""
+    cells, places = cells_of(state), rows.site.opened.places
+    if not len(cells.counted) or not (rows.drawn or np.array_equal(cells.rows, places)):
+        raise MessageError(f"{data.name}: no times of these rows were counted; request 'count_times' first")
+    return cells.counted
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes=STANDARDIZED,
+    releases={"weights": summed("sums of weights by arm, interval and outcome", 3, behind=CURVES)},
+)
+def sum_cells(data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats) -> dict[str, Array]:
+    """Sum the weights of the cells that were counted: ``weights`` (A, J + 1, 1 + C)."""
+    rows, _ = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    edges, w = counted_edges(data, state, rows), rows.weighted[0]
+    arms = (rows.arm[:, None] == np.arange(len(rows.site.levels))) * w[:, None]
+    report_vectors(state, rows, ("weights", rows.own), arms)
+    if not counted_over_sites(data, state):
+        # A site's own sums: no row may have nearly all weight of a cell.
+        state.report(facts.WorkingWeights(partial(_weights_of_cells, rows, edges)))
+    return {"weights": rows.by_cell(edges, w)}
+
+
+def _weights_of_cells(rows: WeightedTimes, edges: Floats) -> Floats:
+    place, L = rows.cells(edges), len(edges) + 1
+    code = (place[0] * L + place[1]) * rows.outcomes + place[2]
+    return np.asarray((np.unique(code)[:, None] == code) * rows.weighted[0])
+
+
+@step(
+    FAMILY,
+    "sum_scores sum_cells sum_hazards",
+    takes={**STANDARDIZED, "log_ratios": LOG_RATIOS},
+    request=SurvivalEffectRequest,
+    requests=REQUESTED,
+    releases={
+        "spread": SPREAD,
+        "score": summed("score of the weighted partial likelihood"),
+        "information": summed("its information", 2),
+        "loglik": summed("weighted partial log-likelihood", 0),
+    },
+)
+def sum_hazards(
+    data: SiteData,
+    state: State,
+    request: SurvivalEffectRequest,
+    log_ratios: Floats,
+    shift: Floats,
+    scale: Floats,
+    beta: Floats,
+) -> dict[str, Array]:
+    """Sum score (A - 1,), information and log-likelihood over the site's own risk sets of weighted rows."""
+    rows, _ = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    require_ratios(data, rows, log_ratios, request)
+    now = rows.likelihood(request, log_ratios)
+    expected = now.expected()
+    observed = np.where(now.table.event, now.table.weight, 0.0)
+    key = ("hazards", rows.own, request, log_ratios.tobytes())
+    report_vectors(state, rows, key, np.column_stack([observed - expected, expected]))
+    return {
+        "spread": np.array(True),
+        "score": now.score(),
+        "information": now.information(),
+        "loglik": np.array(now.loglik),
+    }
+
+
+def require_ratios(
+    data: SiteData, rows: WeightedTimes, log_ratios: Floats, request: SurvivalEffectRequest
+) -> None:
+    """Require a logarithm of a hazard ratio for each arm but the first, and strata that were opened."""
+    if log_ratios.shape != (len(rows.site.levels) - 1,) or not np.isfinite(log_ratios).all():
+        raise MessageError(f"{data.name}: array 'log_ratios' must have a number for each arm but the first")
+    if not set(request.strata) <= set(rows.site.opened.question.labels):
+        raise MessageError(f"{data.name}: the model opened no such columns of strata")
+
+
+@step(
+    FAMILY,
+    "sum_scores sum_cells sum_hazards",
+    takes={
+        **STANDARDIZED,
+        "log_ratios": LOG_RATIOS,
+        "weights": aggregate("sums of weights by arm, interval and outcome over all sites", 3, common=True),
+        "counts": aggregate("rows by arm, interval and outcome over all sites", 3, common=True),
+        "places": control("ends at which curves have errors", common=True),
+        "remaining": control("time from each interval to the end of the areas of curves", common=True),
+    },
+    request=SurvivalEffectRequest,
+    requests=REQUESTED,
+    releases={
+        "slopes": summed("derivatives of the estimates by the coefficients of the propensity model", 2),
+        "products": summed("products of the influences of rows, and of scores of the propensity model", 2),
+        "spread": summed("sums of weights, and of squared weights, by arm", 2),
+    },
+)
+def sum_influences(
+    data: SiteData,
+    state: State,
+    request: SurvivalEffectRequest,
+    log_ratios: Floats,
+    weights: Floats,
+    counts: Floats,
+    places: Ints,
+    remaining: Floats,
+    shift: Floats,
+    scale: Floats,
+    beta: Floats,
+) -> dict[str, Array]:
+    """Sum what the covariance of K estimates needs, by Q coefficients of the propensity model.
+
+    Estimates are those of :func:`fedstat.models.survival_effect.estimates.cell_influences`, and after
+    them scores of the logarithms of hazard ratios with baselines of the sites' own. Released are ``slopes``
+    (K, Q), ``products`` (K + Q, K + Q), and ``spread`` (A, 2), sums of weights and of their squares by arm.
+    """
+    rows, to_own = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    require_ratios(data, rows, log_ratios, request)
+    w, slopes, residuals = rows.weighted
+    parts = []
+    if request.curves:
+        edges = counted_edges(data, state, rows)
+        cells = cells_of_all(data, rows, edges, weights, counts)
+        ends = len(cells.ends)
+        if len(places) > MOST_TIMES or not (places >= 0).all() or not (places < ends).all():
+            raise MessageError(f"{data.name}: array 'places' must name at most {MOST_TIMES} ends")
+        if len(remaining) != ends or (np.diff(remaining) > 0.0).any() or remaining[-1] < 0.0:
+            raise MessageError(f"{data.name}: array 'remaining' must descend to zero over the intervals")
+        functionals = curve_functionals(places, remaining)
+        g = cell_influences(cells, functionals, request.ties if request.common else None)
+        parts.append(w[:, None] * g[rows.cells(edges)])
+    if request.own:
+        parts.append(rows.likelihood(request, log_ratios).row_scores())
+    influences = np.column_stack(parts) if parts else np.zeros((len(w), 0))
+    by_weight = np.divide(influences, w[:, None], out=np.zeros_like(influences), where=w[:, None] > 0.0)
+    factors = [by_weight[:, :, None] * slopes[:, None], influences[:, :, None] * residuals[:, None]]
+    vectors = np.column_stack([w, influences, *(one.reshape(len(w), -1) for one in factors)])
+    digest = tuple(one.tobytes() for one in (log_ratios, weights, counts, places, remaining))
+    report_vectors(state, rows, ("influences", rows.own, request, digest), vectors)
+    scores = rows.by_column(residuals) @ to_own
+    for column in residuals.T:
+        state.report(rows.site.opened.products_with(column**2))
+    both = np.column_stack([influences, scores])
+    spread = [np.bincount(rows.arm, one, len(rows.site.levels)) for one in (w, w**2)]
+    return {
+        "slopes": by_weight.T @ (rows.by_column(slopes) @ to_own),
+        "products": both.T @ both,
+        "spread": np.column_stack(spread),
+    }
+
+
+def cells_of_all(
+    data: SiteData, rows: WeightedTimes, edges: Floats, weights: Floats, counts: Floats
+) -> WeightedCells:
+    """Return the sums of all sites by cell; MessageError where they are less than the site's own.
+
+    With other sums, influences could belong to the rows of one cell.
+    """
+    own = rows.by_cell(edges), rows.by_cell(edges, rows.weighted[0])
+    for total, part in zip((counts, weights), own, strict=True):
+        if total.shape != part.shape or not (rows.drawn or (part <= total * (1.0 + SLACK)).all()):
+            raise MessageError(f"{data.name}: sums by cell are not those of all sites")
+    return WeightedCells(edges, weights, counts)
