@@ -81,7 +81,7 @@ def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     return {}, data.trust.identity.public.to_json()
 
 
-@step(FAMILY, "introduce", request=KeysRequest, requests=PUBLIC, replies=PUBLIC, public=True)
+@step(FAMILY, "introduce mark_records", request=KeysRequest, requests=PUBLIC, replies=PUBLIC, public=True)
 def announce(data: SiteData, state: State, request: KeysRequest) -> tuple[dict[str, Array], str]:
     """Sign a new key for this session; `request` has the name of the session and the sites.
 
@@ -112,7 +112,7 @@ def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
     return pinned
 
 
-@step(FAMILY, "announce", request=KeysAnnounced, requests=PUBLIC, public=True)
+@step(FAMILY, "announce mark_records", request=KeysAnnounced, requests=PUBLIC, public=True)
 def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str, Array], str]:
     """Check who the others are and what they announced, and keep the keys shared with each, and a masker.
 
@@ -141,7 +141,7 @@ def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
     return {}, to_json(CommittedSite(public, masks.join_commitments({data.name: agreement.commitment})))
 
 
-@step(FAMILY, "commit", request=CommittedSites, requests=PUBLIC, replies=PUBLIC, public=True)
+@step(FAMILY, "commit mark_records", request=CommittedSites, requests=PUBLIC, replies=PUBLIC, public=True)
 def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[str, Array], str]:
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
     agreement = state.use(RING, masks.NeighborAgreement, "this site is bound to no key; ask 'commit' first")
@@ -151,7 +151,7 @@ def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[st
     )
 
 
-@step(FAMILY, "sign", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
+@step(FAMILY, "sign mark_records", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
 def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tuple[dict[str, Array], str]:
     """Check the keys of all sites and what the neighbors announced; keep keys with these, and a masker."""
     agreement = state.use(RING, masks.NeighborAgreement, "this site is bound to no key; ask 'commit' first")

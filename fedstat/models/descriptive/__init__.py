@@ -1,5 +1,5 @@
 """Counts, tables and survival curves of sites, and tables of sites that hold different columns."""
 
-from fedstat.models.descriptive import columns, steps
+from fedstat.models.descriptive import columns, noisy_steps, steps
 
-__all__ = ["columns", "steps"]
+__all__ = ["columns", "noisy_steps", "steps"]

@@ -274,8 +274,8 @@ class KaplanMeier(CurveModel):
         >>> owners = fs.Policy(privacy=fs.Budget(epsilon=2.0, delta=1e-6))
         >>> table = fs.datasets.make_survival()
         >>> partition = fs.ClientPartition.from_frame(table, by="hospital", policy=owners)
-        >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ 1", partition)
-        >>> curves.explain(grid=3, until=60, epsilon=1.0).passes
+        >>> formula = "Surv(months, died) ~ 1"
+        >>> fs.KaplanMeier.from_formula(formula, partition).explain(grid=3, until=60, epsilon=1.0).passes
         True
         """
         given = settled(self.fit, arguments)
