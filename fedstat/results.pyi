@@ -66,6 +66,7 @@ from fedstat.models.results import CoefficientResults as CoefficientResults
 from fedstat.models.results import Results as Results
 from fedstat.models.survival_effect.results import SurvivalEffectResults as SurvivalEffectResults
 from fedstat.models.threats import ThreatTable as ThreatTable
+from fedstat.models.treatment.balance import BalanceResults as BalanceResults
 from fedstat.models.treatment.results import TreatmentResults as TreatmentResults
 from fedstat.models.vertical.joint_normal.assumption_tests import LittleTest as LittleTest
 from fedstat.models.vfem.prediction_results import GLMPredictionResults as GLMPredictionResults

@@ -23,8 +23,12 @@ ESTIMANDS = ("ATE", "ATT", "ATC", "ATO", "matching")
 OBSERVED = {"ATT": 1, "ATC": 0}
 """Estimands of the rows of an arm."""
 METHODS = ("ipw", "aipw", "standardization", "ipw_ra")
+BALANCE = "balance"
+"""In place of a method: the propensity model alone."""
 PROPENSITY, OUTCOME, MEANS, ALL = range(4)
 """Stages, which are solved one after the other, and all of them."""
+FLAT = 1e-6
+"""Share of errors of prediction below which probabilities are at the ends of their range."""
 
 Residuals: TypeAlias = tuple[Floats, Floats, Floats]
 """Log-likelihoods (n,), residuals (n, L), and their derivatives by the predictors, (n, L, L)."""
@@ -72,7 +76,7 @@ class TreatmentEquations:
     ----------
     arms : int
     method : str
-        One of `METHODS`.
+        One of `METHODS`, or `BALANCE`.
     estimand : str
         One of `ESTIMANDS`.
     link : str
@@ -100,19 +104,40 @@ class TreatmentEquations:
     @property
     def models(self) -> bool:
         """Whether there are outcome models."""
-        return self.method != "ipw"
+        return self.method not in ("ipw", BALANCE)
 
     @property
     def groups(self) -> tuple[slice, slice, slice]:
         """Predictors of the propensity, of the outcomes, and of the means."""
         first = (self.arms - 1) * self.weighs
         second = first + self.arms * self.models
-        return slice(0, first), slice(first, second), slice(second, second + self.arms)
+        return slice(0, first), slice(first, second), slice(second, second + self.arms * self.estimates)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether there are potential means."""
+        return self.method != BALANCE
 
     @property
     def stages(self) -> tuple[int, ...]:
         """Stages that this estimator has."""
-        return (*([PROPENSITY] if self.weighs else []), *([OUTCOME] if self.models else []), MEANS)
+        found = {PROPENSITY: self.weighs, OUTCOME: self.models, MEANS: self.estimates}
+        return tuple(stage for stage, has in found.items() if has)
+
+    def cut(self, eta: Floats, stage: int) -> Ints | None:
+        """Return the side of a cut by the probabilities on which each row is, -1 for rows left out.
+
+        None if weights are smooth functions of the predictors at this stage.
+        """
+        if stage == PROPENSITY or not self.weighs or (stage == OUTCOME and self.method != "ipw_ra"):
+            return None
+        E = probabilities(eta, BASELINE)
+        # Weights of matched pairs have a kink where two probabilities are equal, and derivatives a jump.
+        jumps = self.estimand == "matching" and stage == ALL
+        side = E.argmin(axis=1) if jumps else np.zeros(len(E), dtype=np.int64)
+        if self.trim:
+            return np.where(E.min(axis=1) >= self.trim, side, -1)
+        return side if jumps else None
 
     def weights(self, eta: Floats, arm: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Return weights of rows, and h, each with derivatives by the predictors of the propensity.

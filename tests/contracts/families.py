@@ -325,6 +325,13 @@ FITS: dict[str, Fit] = {
     "survival effect cut off": of(
         "SurvivalEffect", "rows", "Surv(time, died) ~ 1", {"maxiter": 1}, treatment="e ~ x + z"
     ),
+    "treatment balance": by(
+        "TreatmentEffect",
+        "rows",
+        lambda partition: fs.TreatmentEffect.from_formula(
+            "y ~ 1", partition, treatment="g ~ x + z", estimand="ATO"
+        ).balance(),
+    ),
     "treatment cut off": of("TreatmentEffect", "rows", "y ~ x", {"maxiter": 1}, treatment="e ~ x"),
     "ordinal": of("FederatedOrdinal", "rows", "grade ~ x + z"),
     "ordinal robust": of(

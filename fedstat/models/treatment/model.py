@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, Remedy, warn
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import parse_expression, quoted_name
 from fedstat.federation.design.formula.parse import Formula, formula_of_terms, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
@@ -17,7 +20,7 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.kernels.treatment import ESTIMANDS, LINKS, METHODS
+from fedstat.kernels.treatment import BALANCE, ESTIMANDS, LINKS, METHODS
 from fedstat.models.checks import (
     check_choice,
     check_integer,
@@ -29,6 +32,7 @@ from fedstat.models.checks import (
 )
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.models.treatment.balance import BalanceResults
 from fedstat.models.treatment.protocol import TreatmentNewton
 from fedstat.models.treatment.results import TreatmentResults
 from fedstat.models.treatment.steps import FAMILY, TreatmentRequest
@@ -251,6 +255,82 @@ class TreatmentEffect(HorizontalModel):
             self.estimand,
             float(self.trim or 0.0),
         )
+
+    @checks_arguments
+    def balance(
+        self,
+        *,
+        overlap: bool = True,
+        maxiter: int = 50,
+        tol: float = 1e-8,
+        masked: bool | None = None,
+        progress: bool | None = None,
+    ) -> BalanceResults:
+        """Compare the arms before any outcome is read: columns without and with weights, and overlap.
+
+        The propensity model is fitted, and each site sums the columns of its formula by arm. No sum depends
+        on the outcome; rows that lack it are left out, as in :meth:`fit`.
+
+        Parameters
+        ----------
+        overlap : bool
+            Whether to count rows by arm and interval of the propensity score. Under a strict policy a site
+            makes one such count, which is an evaluation of a model.
+        maxiter : int
+            Most steps of Newton's method.
+        tol : float
+            Length of the last step, in standard errors.
+        masked : bool, optional
+            Whether pairwise masks hide each site's part of the sums; by default as in :meth:`fit`.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        BalanceResults
+            ``tidy()`` has standardized differences and ratios of variances, ``arms`` effective sample sizes,
+            ``overlap`` the counts; ``plot_balance()`` and ``plot_overlap()`` draw them.
+
+        Raises
+        ------
+        EstimationError
+            Columns are collinear, or arms are separated (the error names the columns).
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> model = fs.TreatmentEffect.from_formula("died ~ 1", partition, treatment="arm ~ age + C(stage)")
+        >>> model.balance().arms["rows"].to_dict()
+        {'drugs': 432, 'surgery': 368}
+        """
+        call = Call.of(self.balance, locals())
+        check_choice("overlap", overlap, (True, False))
+        check_integer("maxiter", maxiter, 1)
+        check_positive("tol", tol)
+
+        def estimate(model: TreatmentEffect, attempt: FitAttempt) -> BalanceResults:
+            session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
+            newton = TreatmentNewton(session, model._request(BALANCE), maxiter, tol)
+            fit = attempt.run(newton.balance(overlap), session.masked_sites)
+            return BalanceResults._of(model, fit, attempt.ledger)
+
+        return run_fit(self._without_outcome(), call, estimate)
+
+    def _without_outcome(self) -> Self:
+        """Return the model without its outcome, on the same rows; sites agree on them again."""
+        if not self.question.response:
+            return self
+        model = copy.copy(self)
+        labels = (*self.question.labels, *self.question.response_columns)
+        model.question = replace(
+            self.question, response="", response_columns=(), labels=tuple(dict.fromkeys(labels))
+        )
+        model.question.check()
+        model._settle(self.partition, Ledger())
+        return model
 
     @checks_arguments
     def fit(

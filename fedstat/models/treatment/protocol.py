@@ -88,6 +88,28 @@ class TreatmentFit:
         return self.cov[-J:, -J:]
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TreatmentBalance:
+    """Balance of the columns (k,) of the propensity model between arms, without weights and with them.
+
+    `weights` (2, J, 3) are rows with weight, sums of weights and of their squares; `mean` and `variance`
+    (2, J, k) are in the units of the data; `counts` (J - 1, J, B) have rows by arm and interval of the
+    probability of each arm but the first, empty if they were not requested.
+    """
+
+    names: Annotated[tuple[str, ...], "k"]
+    levels: Annotated[tuple[LevelValue, ...], "J"]
+    request: TreatmentRequest
+    design: RowsDesign
+    gamma: Annotated[Floats, "q"]
+    weights: Annotated[Floats, "2 J 3"]
+    mean: Annotated[Floats, "2 J k"]
+    variance: Annotated[Floats, "2 J k"]
+    counts: Annotated[Floats, "A B C"]
+    converged: bool
+    masked: bool
+
+
 @dataclass(slots=True, eq=False)
 class StagedSolution:
     """The equations of a fit, and the parameters `theta` (q,) of standardized columns found so far."""
@@ -141,6 +163,34 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             converged=solution.converged,
             masked=session.masked,
             local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
+        )
+
+    def balance(self, overlap: bool) -> FitProtocol[TreatmentBalance]:
+        """Open the rows without an outcome, fit the propensity model, and compare the columns of the arms."""
+        solution, _ = yield from self.begin(False)
+        yield from self.solve(solution, PROPENSITY)
+        design, columns = solution.design, solution.chain.columns[0][1:]
+        point = standardized_point(design, solution.theta) | {"overlap": np.array(overlap)}
+        replies = yield self.session.request_all("sum_balance", point)
+        weights, moments = add(replies, "weights"), add(replies, "moments")
+        total, squares = weights[..., 1], weights[..., 2]
+        mean = moments[:, :, 0] / total[..., None]
+        # Weights say how much rows count, and not how many rows they are (as in R's cobalt).
+        factor = total**2 / (total**2 - squares)
+        variance = factor[..., None] * (moments[:, :, 1] / total[..., None] - mean**2)
+        scale = point["scale"][columns]
+        return TreatmentBalance(
+            names=tuple(design.names[j] for j in columns),
+            levels=solution.levels,
+            request=self.request,
+            design=design,
+            gamma=solution.back @ solution.theta,
+            weights=weights,
+            mean=mean * scale + point["shift"][columns],
+            variance=variance * scale**2,
+            counts=add(replies, "counts") if overlap else np.zeros((0, 0, 0)),
+            converged=solution.converged,
+            masked=self.session.masked,
         )
 
     def begin(self, local: bool) -> FitProtocol[tuple[StagedSolution, list[Reply]]]:
@@ -232,7 +282,7 @@ def parameter_names(
         for head, block in zip(heads, chain.columns, strict=False)
         for j in block.tolist()
     ]
-    return [*found, *(f"mean {level}" for level in levels)]
+    return [*found, *(f"mean {level}" for level in levels if equations.estimates)]
 
 
 def require_stage(

@@ -14,7 +14,8 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.effects import EffectEstimates, Means
 from fedstat.inference.estimate import takes_alpha
-from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
+from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
+from fedstat.inference.homogeneity_tests import SiteWelchTerms, welch_test
 from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import WIDTH, Sheet, number, yes_or_no
@@ -168,7 +169,7 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     """
 
     _record: TreatmentRecord
-    _joint_name = "test of equal potential means"
+    _joint_name = "test of equal effects"
 
     @classmethod
     def _of(cls, model: HorizontalModel, fit: TreatmentFit, ledger: Ledger) -> Self:
@@ -324,21 +325,25 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     # -- what other results over rows have -----------------------------------------------------------
 
     def _compare_sites(self) -> Heterogeneity:
-        """Compare the sites' own effects; the information of each is that of its covariance."""
-        est, parts = self.estimate, []
-        for own in self._fit.local:
-            information, score = np.zeros((len(est.names),) * 2), np.zeros(len(est.names))
-            if own.beta is not None:
-                information = np.linalg.inv(own.cov)
-                score = information @ (own.beta - est.params)
-            parts.append(replace(own, score=score, information=information))
-        if sum(own.beta is not None for own in self._fit.local) < 2:
+        """Compare the sites' own differences between arms; means of an arm may differ between sites."""
+        est, K = self.estimate, len(self.estimate.names) - 1
+        parts, own = [], []
+        for one in self._fit.local:
+            if one.beta is None:
+                parts.append(one)
+                continue
+            parts.append(replace(one, beta=one.beta[:K], cov=one.cov[:K, :K]))
+            information = np.linalg.inv(one.cov[:K, :K])
+            df = float(max(one.n - len(self._fit.theta), 1))
+            own.append(SiteWelchTerms(information @ (one.beta - est.params)[:K], information, df))
+        if len(own) < 2:
             raise EstimationError("fewer than two sites released an effect of their own")
-        found = heterogeneity(est.names, est.params, 1.0, parts, sources=(), terms=est.terms)
-        # The errors are those of the equations over all rows, and not of a mean of the sites' effects.
-        return replace(
-            found, table=found.table.assign(std_error=self.bse.to_numpy()), without_each=None, sources=()
+        information = np.asarray(np.linalg.inv(self._cov()[:K, :K]))
+        common = MaskedSiteSums(np.zeros(K), information, np.zeros(2))
+        found = heterogeneity(
+            est.names[:K], est.params[:K], 1.0, parts, sources=(), masked=common, terms=est.terms[:K]
         )
+        return replace(found, joint=welch_test(own), sources=())
 
     def _effect_part(self) -> NoReturn:
         raise self._other("effect", "A covariate has no effect of its own here")

@@ -8,19 +8,24 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import control
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.stacked import EquationChain, sandwich
+from fedstat.kernels.categories import BASELINE, probabilities
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.treatment import (
     ALL,
+    BALANCE,
     ESTIMANDS,
+    FLAT,
     LINKS,
     MEANS,
     METHODS,
@@ -36,7 +41,10 @@ from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "treatment"
-EMPTY_ARM = "an arm has no rows"
+EMPTY_ARM, NO_OUTCOME = "an arm has no rows", "no outcome was read"
+BLOCK = 8192
+CUTS_KEY = "cuts by probabilities of arms"
+"""Name under which the rows on either side of a cut are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,11 @@ class TreatmentRequest:
 
     def check(self) -> None:
         """Refuse unknown choices."""
-        if self.method not in METHODS or self.estimand not in ESTIMANDS or not 0.0 <= self.trim < 0.5:
+        if (
+            self.method not in (*METHODS, BALANCE)
+            or self.estimand not in ESTIMANDS
+            or not 0.0 <= self.trim < 0.5
+        ):
             raise MessageError("treatment: unknown method or estimand, or a bound that is not below 0.5")
         if self.spec.link not in LINKS or not self.spec.canonical:
             raise MessageError(f"family: expected one with its canonical link {', '.join(LINKS)}")
@@ -145,12 +157,12 @@ class SiteTreatment(PredictorObjective):
             or not question.intercept
             or question.weights
             or question.offsets
-            or not question.response
+            or bool(question.response) != (request.method != BALANCE)
             or not all(0 <= place < len(question.terms) for place in places)
         ):
             raise MessageError(f"{data.name}: the model did not open this treatment with its terms")
         site = cls(opened, request, state.entities, levels)
-        for rows, X in opened.chunks():
+        for rows, X in opened.chunks() if question.response else ():
             require_response(data.name, glm_rows(rows, X), request.spec, question.response)
         state.report(*site.products_by_arm())
         return site, {"arms": site.arms}
@@ -186,7 +198,11 @@ class SiteTreatment(PredictorObjective):
             arm = index.get_indexer(
                 pd.Index(rows.frame[self.request.arm].to_numpy(dtype=object), dtype=object)
             )
-            yield ArmRows(X, np.asarray(arm, dtype=np.int64), rows.y)
+            y = rows.y if self.opened.question.response else np.zeros(len(X))
+            # In parts, since derivatives by pairs of predictors are held for all rows of one.
+            for start in range(0, len(X), BLOCK):
+                part = slice(start, start + BLOCK)
+                yield ArmRows(X[part], np.asarray(arm[part], dtype=np.int64), y[part])
 
     @property
     def arms(self) -> Floats:
@@ -204,7 +220,7 @@ class SiteTreatment(PredictorObjective):
             inside = arm == j
             names = [f"{name} (of {level})" for name in whole.names]
             yield replace(whole, names=names, rows=None, weights=inside.astype(np.float64))
-            if self.request.spec.name == "Binomial":
+            if self.request.spec.name == "Binomial" and self.opened.question.response:
                 counts = (int((inside & (y == 0.0)).sum()), int((inside & (y == 1.0)).sum()))
                 yield facts.OutcomeCounts(counts, f"{self.opened.question.response} of {level}")
 
@@ -226,7 +242,42 @@ class SiteTreatment(PredictorObjective):
             loglik += float(part.sum())
             score += chain.score(X, g)
             information -= chain.derivative(X, H)
-        return SiteSums(loglik, score, information)
+        return SiteSums(loglik, score, information, flat=lambda: self.is_flat(own))
+
+    def is_flat(self, own: Floats) -> bool:
+        """Return whether probabilities of arms, or of a binary outcome, are 0 or 1 at nearly all rows.
+
+        Score and weights are then sums over the rows on one side of a cut.
+        """
+        (P, Q, _), J = self.equations.groups, len(self.levels)
+        errors, mass = np.zeros(2), np.zeros((2, J))
+        for X, arm, _ in self.chunks():
+            eta = self.chain.predictors(X, own)
+            if self.equations.weighs:
+                E = probabilities(eta[:, P], BASELINE)
+                errors[0] += (1.0 - (E**2).sum(axis=1)).sum()
+                mass[0] += E.sum(axis=0)
+            if self.equations.models and self.request.spec.name == "Binomial":
+                m = expit(eta[:, Q])[np.arange(len(arm)), arm]
+                errors[1] += (2.0 * m * (1.0 - m)).sum()
+                mass[1, :2] += m.sum(), (1.0 - m).sum()
+        rest = mass.sum(axis=1) - mass.max(axis=1)
+        return bool((errors < FLAT * rest).any())
+
+    def cuts(self, own: Floats) -> Iterator[facts.RowGroups]:
+        """Facts on the rows on either side of a cut by the probabilities, if weights jump there."""
+        P = self.equations.groups[0]
+        found = [
+            self.equations.cut(self.chain.predictors(X, own)[:, P], self.stage) for X, _, _ in self.chunks()
+        ]
+        if code := [one for one in found if one is not None]:
+            yield facts.RowGroups(CUTS_KEY, np.concatenate(code), self.opened.places, of_models=True)
+
+    def facts_at(
+        self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None
+    ) -> tuple[Any, ...]:
+        """Declare the weights that rows have in sums at a point, and the rows on either side of a cut."""
+        return *PredictorObjective.facts_at(self, own, sums, instead), *self.cuts(own)
 
     def terms(self, own: Floats) -> Mapping[str, Sequence[facts.RowTerms]]:
         """Return the terms of the sums, whose weights are linear in the outcome."""
@@ -283,8 +334,31 @@ class SiteTreatment(PredictorObjective):
         return first_parameters(self.arms, self.chain, self.equations, self.request.spec)
 
     def lacks(self) -> str:
-        """Require rows of each arm."""
+        """Require rows of each arm, and an outcome."""
+        if not self.equations.estimates:
+            return NO_OUTCOME
         return EMPTY_ARM if (self.arms[:, 0] == 0.0).any() or not np.isfinite(self.first).all() else ""
+
+    # -- balance ---------------------------------------------------------------------------------
+
+    def arm_weights(self, rows: ArmRows, own: Floats) -> Floats:
+        """Return the weights of rows in each arm, (m, 2 J): ones, and those of the estimand."""
+        eta = self.chain.predictors(rows.X, own)
+        inside = (rows.arm[:, None] == np.arange(len(self.levels))).astype(np.float64)
+        w = self.equations.weights(eta, rows.arm)[0]
+        return np.column_stack([inside, inside * w[:, None]])
+
+    def probability_counts(self, own: Floats) -> Floats:
+        """Count rows by arm, and by interval of the probability of each arm but the first, (J - 1, J, B)."""
+        J, least = len(self.levels), self.data.policy.min_level_count
+        parts = [(self.chain.predictors(rows.X, own), rows.arm) for rows in self.chunks()]
+        arm = np.concatenate([one for _, one in parts])
+        E = probabilities(np.concatenate([eta for eta, _ in parts]), BASELINE)
+        out = np.zeros((J - 1, J, BINS))
+        for j in range(1, J):
+            cell = np.minimum((block_means(arm, E[:, j], least) * BINS).astype(np.int64), BINS - 1)
+            out[j - 1] = np.bincount(arm * BINS + cell, minlength=J * BINS).reshape(J, BINS)
+        return out
 
     # -- the site's own effect ---------------------------------------------------------------------
 
@@ -413,6 +487,76 @@ def sum_products(
     """Sum outer products of the estimating functions of the rows, ``products`` (q, q)."""
     site = rows_in(state, SiteTreatment).at(ALL)
     own, C = site.place(shift, scale, beta)
-    state.report(*site.facts_at(own, SiteSums(0.0, np.zeros(0), np.zeros((0, 0)))), *site.products_at(own))
-    scores = np.concatenate([site.chain.scores(X, g) for X, _, g, _ in site.rows_at(own)]) @ C
-    return {"products": scores.T @ scores}
+    state.report(*site.facts_at(own, site.sums(own)), *site.products_at(own))
+    total = np.sum([site.chain.products(X, g) for X, _, g, _ in site.rows_at(own)], axis=0)
+    return {"products": C.T @ total @ C}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Balance of the columns of the propensity model, and overlap of its probabilities; no outcome is read.
+
+BINS = 20
+"""Intervals of a probability."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BalanceBlock(TreatmentBlock):
+    """The same rows; the vectors are the weights of each arm, without and with the propensity model."""
+
+    def terms(self, point: Any) -> list[facts.RowTerms]:
+        """Terms of moments of columns, and of squares of weights."""
+        W = self.vectors((point,))
+        return [facts.RowTerms(self.rows.X, W, self.rows.X), facts.alone(np.ones((len(W), 1)), W**2)]
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Return the weights of the arms at points, (m, J k)."""
+        return np.column_stack([self.site.arm_weights(self.rows, np.frombuffer(own)) for own, _ in points])
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={**STANDARDIZED, "overlap": control("whether to count probabilities", 0)},
+    releases={
+        "weights": summed("rows with weight, sums of weights and of their squares, by arm", 3),
+        "moments": summed("weighted sums of standardized columns and of their squares, by arm", 4),
+        "counts": summed("rows by arm, and by interval of the probability of each arm", 3, optional=True),
+    },
+)
+def sum_balance(
+    data: SiteData, state: State, overlap: Array, shift: Floats, scale: Floats, beta: Floats
+) -> dict[str, Array]:
+    """Compare the columns of the arms, without weights and with those of the estimand.
+
+    Released are ``weights`` (2, J, 3); ``moments`` (2, J, 2, k), of columns standardized over all sites; and
+    ``counts`` (J - 1, J, B). For the counts, each site replaces the probabilities of every few successive
+    rows of an arm by their mean, so that no interval has few rows.
+    """
+    site = rows_in(state, SiteTreatment).at(MEANS)
+    if site.equations.estimates:
+        raise MessageError(f"{data.name}: the model opened an outcome; balance is examined before")
+    own = site.place(shift, scale, beta).own
+    blocks = [BalanceBlock(site, rows) for rows in site.chunks()]
+    point = (own.tobytes(), BALANCE)
+    state.report(
+        facts.WorkingWeights(lambda: np.concatenate([one.vectors((point,)) for one in blocks]).T),
+        facts.ScoreAndInformation(site.opened, site.n, point, lambda: iter(blocks), among=site.opened.places),
+        *site.cuts(own),
+    )
+    J, columns = len(site.levels), site.chain.columns[0][1:]
+    weights, moments = np.zeros((2, J, 3)), np.zeros((2, J, 2, len(columns)))
+    T = site.opened.scale[columns] / scale[columns]
+    moved = (site.opened.shift - shift)[columns] / scale[columns]
+    for block in blocks:
+        W = block.vectors((point,))
+        D = block.rows.X[:, columns] * T + moved
+        weights += np.stack([(W > 0.0).sum(axis=0), W.sum(axis=0), (W**2).sum(axis=0)], axis=1).reshape(
+            2, J, 3
+        )
+        moments += np.stack([W.T @ D, W.T @ D**2], axis=1).reshape(2, J, 2, -1)
+    arrays = {"weights": weights, "moments": moments}
+    if overlap:
+        counts = site.probability_counts(own)
+        state.report(facts.ModelEvaluation(counts.ravel()))
+        arrays["counts"] = counts
+    return arrays

@@ -194,6 +194,67 @@ def test_sites_have_propensity_models_of_their_own(propensity):
     assert_is(model(propensity=propensity).fit("aipw", local=False), pooled(Z=Z))
 
 
+# ---- balance before any outcome is read -------------------------------------------------------------------
+
+
+def weighted_columns(estimand, arm="t"):
+    """Weights of the pooled table, by arm, and the propensity scores."""
+    levels, code = np.unique(TABLE[arm], return_inverse=True)
+    Z = sm.add_constant(TABLE[["a", "b"]])
+    E = np.asarray(sm.MNLogit(code, Z).fit(disp=0, tol=1e-14, maxiter=100).predict(Z))
+    h = {"ATE": 1.0, "ATT": E[:, 1], "ATO": 1.0 / (1.0 / E).sum(axis=1), "matching": E.min(axis=1)}[estimand]
+    return [np.where(code == j, h / E[:, j], 0.0) for j in range(len(levels))], E
+
+
+@pytest.mark.parametrize("estimand", ["ATE", "ATT", "ATO", "matching"])
+@pytest.mark.parametrize("arm", ["t", "arm"])
+def test_balance_is_that_of_the_pooled_table(arm, estimand):
+    if (arm, estimand) == ("arm", "ATT"):
+        pytest.skip("of two arms")
+    balance = model("y ~ 1", f"{arm} ~ a + b", estimand=estimand).balance()
+    weights, _ = weighted_columns(estimand, arm)
+    assert_allclose(balance.arms["effective"], [w.sum() ** 2 / (w @ w) for w in weights], rtol=1e-7)
+    groups = [TABLE.loc[w > 0.0, ["a", "b"]] for w in weights]
+    rows_of = dict(list(balance.tidy().groupby("arm", sort=False)))
+    for j, (_, found) in enumerate(rows_of.items(), 1):
+        spread = np.sqrt((groups[0].var() + groups[j].var()) / 2.0)
+        assert_allclose(found["smd_unweighted"], (groups[j].mean() - groups[0].mean()) / spread, rtol=1e-9)
+        assert_allclose(found["variance_ratio_unweighted"], groups[j].var() / groups[0].var(), rtol=1e-9)
+        means = [np.average(TABLE[["a", "b"]], axis=0, weights=weights[k]) for k in (0, j)]
+        assert_allclose(found["smd"], (means[1] - means[0]) / spread, rtol=1e-6, atol=1e-9)
+    if estimand == "ATO" and arm == "t":
+        assert np.abs(balance.tidy()["smd"]).max() < 1e-8  # exact (Li et al. 2018, theorem 3)
+
+
+def test_counts_of_probabilities_have_no_cell_of_few_rows():
+    balance = model("y ~ 1").balance()
+    _, E = weighted_columns("ATE")
+    counts = balance.overlap
+    assert counts.to_numpy().sum() == N and not ((counts > 0) & (counts < 3)).any(axis=None)
+    for level in (0, 1):
+        exact = np.histogram(E[TABLE["t"] == level, 1], np.linspace(0.0, 1.0, 21))[0]
+        assert np.abs(np.cumsum(counts[1][level]) - np.cumsum(exact)).max() <= 3 * 3
+    assert balance.plot_overlap().get_xlabel() == "probability of 1"
+    assert balance.plot_balance().get_xlabel() == "absolute standardized difference"
+
+
+@pytest.mark.filterwarnings("ignore:left out rows")
+def test_balance_releases_no_sum_of_the_outcome():
+    table = TABLE.assign(y=np.where(TABLE.index % 50 == 0, np.nan, TABLE["y"]))
+    found = [model("y ~ 1", table=table.assign(y=table["y"] * scale)).balance() for scale in (1.0, -1e6)]
+    assert found[0].tidy().equals(found[1].tidy()) and found[0].arms["rows"].sum() == table["y"].notna().sum()
+    steps = {event.step for _, event in found[0].ledger.events}
+    assert "sum_balance" in steps and not steps & {"sum_products", "fit_alone"}
+
+
+def test_poor_overlap_is_the_first_note():
+    table = TABLE.assign(t=(RNG.random(N) < expit(3.0 * TABLE["a"])).astype(int))
+    notes = model("y ~ 1", "t ~ a", table).balance().diagnostics()
+    assert notes["kind"].iloc[0] in ("few_effective", "rare") and "estimand='ATO'" in notes["note"].iloc[0]
+    bounded = model("y ~ 1", "t ~ a", table, estimand="ATO").balance().diagnostics()
+    assert "rare" not in set(bounded["kind"])
+
+
 # ---- what follows from a fit ------------------------------------------------------------------------------
 
 
@@ -203,12 +264,15 @@ def test_the_own_effect_of_a_site_is_that_of_its_rows():
         alone = model(table=TABLE[TABLE["site"] == site]).fit("aipw", local=False)
         assert_allclose(own, alone.params, rtol=1e-7)
     het = fit.heterogeneity
-    assert_allclose(het.to_frame()["estimate"], fit.params)
-    assert_allclose(het.to_frame()["std_error"], fit.bse)
+    assert_allclose(
+        het.to_frame()[["estimate", "std_error"]].loc["1 - 0"], [fit.params["1 - 0"], fit.bse["1 - 0"]]
+    )
     # Cochran's Q of the effect.
     b, s = het.estimates["1 - 0"], het.std_errors["1 - 0"]
     mean = np.average(b, weights=s**-2)
-    assert_allclose(het.to_frame().loc["1 - 0", "Q"], (((b - mean) / s) ** 2).sum())
+    Q = (((b - mean) / s) ** 2).sum()
+    assert_allclose(het.to_frame().loc["1 - 0", "Q"], Q)
+    assert het.joint.df == 2 and abs(het.joint.statistic - Q / 2.0) < 0.02 * Q  # Welch's correction is small
 
 
 def test_ratios_have_errors_by_the_delta_method():
