@@ -46,6 +46,7 @@ from fedstat.models.descriptive.results import KaplanMeierResults as KaplanMeier
 from fedstat.models.descriptive.table_one import TableOne as TableOne
 from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults
 from fedstat.models.gee.results import GEEResults as GEEResults
+from fedstat.models.glm.noisy_results import PrivateRegressionResults as PrivateRegressionResults
 from fedstat.models.glm.post_fit import ScoreTest as ScoreTest
 from fedstat.models.glm.results import GLMResults as GLMResults
 from fedstat.models.glm.results import OLSResults as OLSResults

@@ -57,6 +57,7 @@ BUILDS_ON = {
     "vfem": {"vglm"},
     "gee": {"glm"},
     "survival_effect": {"treatment", "descriptive"},
+    "glm": {"copula"},
 }
 """A family that makes something else of others' releases: this one may import those, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}

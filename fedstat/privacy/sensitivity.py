@@ -28,10 +28,13 @@ PLACES_LEFT = 30
 """Bits of a row's length, so that squares are whole in 64 bits."""
 
 
-def clip_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
+def clip_rows(
+    scores: Floats, squared_radius: Fraction | int, places: int = PLACES, nearest: bool = False
+) -> Ints:
     """Cut rows (n, p) to a length whose square is at most `squared_radius`, in units of 2^-places.
 
     Missing values count as 0. The lengths of the rows that are returned are exact: squares are of integers.
+    Numbers are rounded towards zero, or to the `nearest` unit, so that errors of many rows cancel.
     """
     most = math.floor(Fraction(squared_radius) * 4**places)
     if most.bit_length() > 2 * PLACES_LEFT:
@@ -39,16 +42,17 @@ def clip_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLAC
     out = np.empty(scores.shape, np.int64)
     for start in range(0, len(scores), BLOCK):
         rows = slice(start, start + BLOCK)
-        out[rows] = _cut(scores[rows], math.sqrt(squared_radius), most, places)
+        out[rows] = _cut(scores[rows], math.sqrt(squared_radius), most, places, nearest)
     return out
 
 
-def _cut(scores: Floats, radius: float, most: int, places: int) -> Ints:
+def _cut(scores: Floats, radius: float, most: int, places: int, nearest: bool) -> Ints:
     X = np.clip(np.nan_to_num(scores, nan=0.0), -HUGE, HUGE)
     lengths = np.sqrt(np.einsum("ij,ij->i", X, X))
     X *= np.minimum(1.0, radius / np.maximum(lengths, 1.0 / HUGE))[:, None]
-    complete = _towards_zero(X, places)
-    # The division above rounds: a row that is a unit too long is shortened until it is not.
+    scaled = np.ldexp(X, places)
+    complete: Ints = (np.rint(scaled) if nearest else np.trunc(scaled)).astype(np.int64)
+    # Division and numbers are rounded: a row that is a unit too long is shortened until it is not.
     while (long := np.flatnonzero(np.einsum("ij,ij->i", complete, complete) > most)).size:
         complete[long] -= np.sign(complete[long])
     return complete
@@ -101,7 +105,3 @@ def moments_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitiv
     T, fourth = sum(radii, Fraction(0)), sum((r * r for r in radii), Fraction(0))
     own = tuple((2 * r + 1) ** 2 / 2 + 4 * r * (T - r) for r in radii)
     return GramSensitivity(T * T / 2 + 3 * fourth / 2 + 2 * T + 2, own)
-
-
-def _towards_zero(values: Floats, places: int) -> Ints:
-    return np.trunc(np.ldexp(values, places)).astype(np.int64)

@@ -44,6 +44,7 @@ UNPAID = {
 """Steps of which nothing leaves but who has a record, and what is sealed and serves a share with noise."""
 WITH_NOISE = {
     ("copula_glm", "release_score"),
+    ("glm", "sum_noisy_scores"),
     *((family, "release_margins") for family in SYNTHESES),
     *((family, step) for family in NOISY for step in ("release_gram", "share_product")),
 }
@@ -128,7 +129,7 @@ def texts(policy, formula, by):
             partition = fs.ClientPartition.from_frames(parts, on="id", policy=policy)
         kind = fs.FederatedGLM if by == "rows" else fs.VFEMRegression
         try:
-            kind.from_formula(formula, partition)
+            kind.from_formula(formula, partition).fit()
             reported.append("made")
         except fs.errors.FedstatError as error:
             reported.append(f"{type(error).__name__}: {error}")

@@ -49,7 +49,7 @@ class PrivateRelease(Explainable):
         coordinator: str | None,
     ) -> None:
         self.partition, self.engine, self.columns = partition, partition.engine, columns
-        self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
+        self.epsilon, self.delta = check_epsilon(epsilon), check_delta(delta)
         self.bounds = self._describe(bounds)
         self._rows = {site: partition.rows[site] for site in columns}
         self.coordinator = coordinator or partition.coordinator or "apart"
@@ -83,22 +83,7 @@ class PrivateRelease(Explainable):
         for a, b in combinations(self.columns, 2):
             choose_dealer(a, b, tuple(self.partition.sites), at)
         for site in self.columns:
-            budget, cost = self.partition.sites[site].policy.privacy, self._planned.site_cost(site)
-            if budget is None:
-                raise DescriptionError.of_rule(
-                    "privacy budget",
-                    site,
-                    "is none, and releases with noise are charged to one. The owner may set it by the "
-                    f"lines  {BUDGET_EXAMPLE}  in policy.toml; no request was sent",
-                )
-            if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
-                raise DescriptionError.of_rule(
-                    "privacy budget",
-                    site,
-                    f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
-                    f"one costs {epsilon_of_zcdp(cost, budget.delta):.3g}. Use a smaller epsilon; no "
-                    "request was sent",
-                )
+            check_budget(site, self.partition.sites[site].policy, self._planned.site_cost(site))
 
     def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
         """Public descriptions of the columns of every site."""
@@ -124,7 +109,28 @@ class PrivateRelease(Explainable):
         }
 
 
-def _check_epsilon(epsilon: Any) -> float:
+def check_budget(site: str, policy: Policy, cost: Fraction) -> None:
+    """Refuse a release that the budget of a site could never pay for, before a request is sent."""
+    budget = policy.privacy
+    if budget is None:
+        raise DescriptionError.of_rule(
+            "privacy budget",
+            site,
+            "is none, and releases with noise are charged to one. The owner may set it by the "
+            f"lines  {BUDGET_EXAMPLE}  in policy.toml; no request was sent",
+        )
+    if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
+        raise DescriptionError.of_rule(
+            "privacy budget",
+            site,
+            f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
+            f"one costs {epsilon_of_zcdp(cost, budget.delta):.3g}. Use a smaller epsilon; no "
+            "request was sent",
+        )
+
+
+def check_epsilon(epsilon: Any) -> float:
+    """Require a positive number."""
     number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
     if not number or not 0.0 < epsilon < math.inf:
         more = "; without noise there is no privacy, and no site releases it" if epsilon == math.inf else ""
@@ -132,7 +138,8 @@ def _check_epsilon(epsilon: Any) -> float:
     return float(epsilon)
 
 
-def _check_delta(delta: Any) -> float:
+def check_delta(delta: Any) -> float:
+    """Require a delta that no record could be released with."""
     if not isinstance(delta, float) or not 0.0 < delta <= MAX_DELTA:
         raise ModelError(
             f"delta: expected a number above 0 and at most {MAX_DELTA:g}, received {delta!r}; a larger "

@@ -1,5 +1,5 @@
 """Generalized linear models when sites hold different rows: the fit of the pooled table."""
 
-from fedstat.models.glm import overdispersion, post_fit_steps, steps
+from fedstat.models.glm import noisy_steps, overdispersion, post_fit_steps, steps
 
-__all__ = ["overdispersion", "post_fit_steps", "steps"]
+__all__ = ["noisy_steps", "overdispersion", "post_fit_steps", "steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
@@ -10,18 +11,40 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, ModelError, Remedy, warn
+from fedstat.errors import (
+    ConvergenceWarning,
+    DataWarning,
+    DescriptionError,
+    ModelError,
+    Remedy,
+    warn,
+)
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DryRunEngine, DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models import checks
-from fedstat.models.explain import settled
+from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.private_release import USUAL_DELTA, check_budget
+from fedstat.models.explain import DryRunPlan, settled
 from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.noisy_fit import (
+    NOT_CONVERGED,
+    NoisyQuestion,
+    bounds_warnings,
+    noisy_question,
+    public_agreement,
+    records_of,
+    run_noisy,
+)
+from fedstat.models.glm.noisy_results import PrivateRegressionResults
+from fedstat.models.glm.noisy_steps import DRY_RUN_STEPS
 from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import Newton
@@ -54,11 +77,19 @@ class GLMPlan(OwnFitsPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
+        self.model = model
         strata = (given["cov_kwds"] or {}).get("strata")
         self.nested = () if strata is None else (strata,)
 
+    @property
+    def noisy(self) -> NoisyQuestion:
+        """What is public of a fit with noise."""
+        return noisy_question(self.model, *(self.given[name] for name in ("epsilon", "delta", "bounds")))
+
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Describe the evaluations of Newton's method, also of that with alpha among its coefficients."""
+        if self.given["epsilon"] is not None:
+            return []
         fits, limit = sum("start" in steps for steps in dry_run.rounds), int(self.given["maxiter"])
         # Without the sites' own fits there is one more, at a point that needs no coefficients.
         firth = self.given["method"] == "firth"
@@ -72,7 +103,10 @@ class GLMPlan(OwnFitsPlan):
         ]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """State what a site's own fit discloses."""
+        """State what a site's own fit discloses, and what noisy sums do."""
+        if self.given["epsilon"] is not None:
+            yield "Coordinator and sites", self.noisy.guarantee()
+            return
         yield from super().learned(expected)
         if any(entry.step in ("sum_firth", "sum_leveraged") for entry in expected.dry_run.entries):
             yield (
@@ -82,7 +116,10 @@ class GLMPlan(OwnFitsPlan):
             )
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
-        """State what is unknown."""
+        """State what is unknown, and the expected price of noise."""
+        if self.given["epsilon"] is not None:
+            yield from self.noisy.price_notes()
+            return
         if self.given["rounds"] is not None:
             yield f"rounds={self.given['rounds']} fixes the number of evaluations."
         if self.given["cov_type"] in ("cluster", "survey"):
@@ -104,6 +141,9 @@ OF_ROWS = ("HC0", "HC1")
 """Sandwiches of the products of the rows' scores."""
 POWERS = {"HC2": 1, "HC3": 2}
 """Power of one minus a row's leverage by which its squared residual is divided."""
+
+WITH_EPSILON = frozenset({"epsilon", "delta", "bounds", "progress"})
+"""Arguments of a fit with noise."""
 
 OTHER_FAMILIES = Remedy("FederatedGLM.from_formula(...).fit()", "use FederatedGLM")
 
@@ -166,6 +206,9 @@ class FederatedGLM(HorizontalModel):
         tol: float = 1e-8,
         local: bool = True,
         masked: bool | None = None,
+        epsilon: float | None = None,
+        delta: float = USUAL_DELTA,
+        bounds: Bounds | Mapping[str, IntoBound] | None = None,
         progress: bool | None = None,
     ) -> GLMResults:
         """Maximize the likelihood of all sites' rows.
@@ -221,12 +264,23 @@ class FederatedGLM(HorizontalModel):
             mask only if an owner requires it. Masks cost one round. Comparisons of single sites' parts (the
             fit without each site) need False. Own fits are released unmasked in any case; so are the sums for
             transforms such as ``center()``, unless an owner requires masks.
+        epsilon : float, optional
+            Fit with differential privacy of every row, under the budgets of the sites' owners
+            (``Policy(privacy=Budget(...))``): logistic, Poisson or least squares regression from noisy sums
+            of bounded scores. Standard errors include the noise. :meth:`explain` states the expected price
+            before anything is charged. The other arguments above are not available.
+        delta : float
+            With `epsilon`: at most 1e-6.
+        bounds : Bounds or mapping, optional
+            With `epsilon`: the public range or levels of every column, as in ``{"age": (18, 90)}``; by
+            default what the owners publish. Values outside are cut; none is taken from the data.
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
         GLMResults
+            With `epsilon` :class:`fedstat.results.PrivateRegressionResults`.
 
         Raises
         ------
@@ -255,6 +309,9 @@ class FederatedGLM(HorizontalModel):
         {'Intercept': 2.3, 'age': 2.6, 'sex': 1.7}
         """
         call = Call.of(self.fit, locals())
+        if epsilon is not None:
+            return cast(GLMResults, self._fit_noisy(call, epsilon, delta, bounds))
+        self._check_exact(call)
         checks.check_choice("cov_type", cov_type, COV_TYPES)
         checks.check_positive("tol", tol)
         checks.check_integer("maxiter", maxiter, 1)
@@ -292,6 +349,66 @@ class FederatedGLM(HorizontalModel):
             return result
 
         return run_fit(named, call, estimate)
+
+    def _fit_noisy(
+        self,
+        call: Call,
+        epsilon: float,
+        delta: float,
+        bounds: Bounds | Mapping[str, IntoBound] | None,
+    ) -> PrivateRegressionResults:
+        """Fit from noisy sums, which are charged to the budgets of the sites."""
+        if others := sorted(call.arguments.keys() - WITH_EPSILON):
+            raise ModelError(f"epsilon: a fit with noise does not take {', '.join(others)}")
+
+        def estimate(model: FederatedGLM, attempt: FitAttempt) -> PrivateRegressionResults:
+            asked = noisy_question(model, epsilon, delta, bounds)
+            for name, policy in asked.policies.items():
+                check_budget(name, policy, asked.cost)
+            session = model._open_session(FAMILY, asked.honest > 1)
+            fit = attempt.run(run_noisy(session, asked), session.masked_sites)
+            if not isinstance(model.engine, DryRunEngine):
+                for text in bounds_warnings(asked, fit):
+                    warn(text, DataWarning)
+                if not fit.iteration.converged:
+                    warn(NOT_CONVERGED, ConvergenceWarning)
+            return PrivateRegressionResults._of(model, asked, fit, attempt.ledger)
+
+        return run_fit(self, call, estimate)
+
+    def _check_exact(self, call: Call) -> None:
+        """Require sites that release exact sums, and no argument of a fit with noise."""
+        if given := sorted(call.arguments.keys() & {"delta", "bounds"}):
+            raise ModelError(f"{given[0]}: it belongs to a fit with noise, and epsilon is missing")
+        for name in self._with_budget(self.partition):
+            raise DescriptionError.of_rule(
+                "privacy budget",
+                name,
+                "releases sums over rows only with noise",
+                remedy=Remedy(
+                    "fit(epsilon=1.0)",
+                    "Fit with {arguments}, leave the site out, or have the owner remove [privacy] from the "
+                    "policy",
+                ),
+            )
+
+    @staticmethod
+    def _with_budget(partition: ClientPartition) -> list[str]:
+        return [name for name, site in partition.sites.items() if site.policy.privacy is not None]
+
+    def _settle(self, partition: ClientPartition, before: Ledger) -> None:
+        """Agree on levels and rows; sites with a budget report none, and publish what is needed."""
+        if not self._with_budget(partition):
+            super()._settle(partition, before)
+            return
+        self.partition, self.sites, self.engine = partition, tuple(partition.sites), partition.engine
+        self._session, self._assumed, self._agreement = secrets.token_hex(8), False, before
+        self.agreement = public_agreement(self)
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        if getattr(plan, "given", {}).get("epsilon") is None:
+            return super()._invent_sites(plan, policies)
+        return {name: DrySite(name, policies[name], n, DRY_RUN_STEPS) for name, n in records_of(self).items()}
 
     def _with_covariance(self, result: Any, arguments: Mapping[str, Any]) -> GLMResults:
         """Estimate another covariance at the estimate of a fit, in one evaluation if it needs any."""

@@ -1,0 +1,71 @@
+"""Tables, and the arithmetic of a noisy regression on pooled arrays, for its tests and simulations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+import fedstat as fs
+from fedstat.models.glm.noisy_newton import NoisyIteration, binary_places, bounded_sums
+
+SITES = ("A", "B", "C", "D", "E", "F", "G", "H", "I", "J")
+COUNT_LIMIT, NORMAL_LIMIT = 40.0, 10.0
+BETA = np.array([-0.7, 0.5, -0.4, 0.3, 0.0, 0.6, -0.2])
+KINDS = {
+    "normal": lambda z: np.clip(z, -5.0, 5.0),
+    "binary": lambda z: (z > 0.5) * 1.0,
+    "skewed": lambda z: np.clip(np.exp(0.7 * z), 0.0, 12.0),
+}
+RANGES = {"normal": (-5.0, 5.0), "binary": [0, 1], "skewed": (0.0, 12.0)}
+FAMILY = {"Binomial": "binomial", "Gaussian": "gaussian", "Poisson": "poisson"}
+RESPONSES = {"Binomial": [0, 1], "Gaussian": (-NORMAL_LIMIT, NORMAL_LIMIT), "Poisson": (0.0, COUNT_LIMIT)}
+
+
+def draw(family, kind, n, rng, intercept=0.0, q=6):
+    """Draw correlated columns of a kind and a response: a table, and the true coefficients."""
+    z = rng.multivariate_normal(np.zeros(q), 0.4 ** np.abs(np.subtract.outer(range(q), range(q))), n)
+    x = KINDS[kind](z)
+    beta = BETA[: q + 1].copy()
+    beta[1:] *= 0.6 if kind == "skewed" else 0.7 if family == "Poisson" else 1.0
+    beta[0] = beta[0] + intercept - (0.3 if kind == "skewed" else 0.0) + (0.9 if family == "Poisson" else 0.0)
+    eta = beta[0] + x @ beta[1:]
+    if family == "Binomial":
+        y = (rng.random(n) < 1.0 / (1.0 + np.exp(-eta))) * 1.0
+    else:
+        y = eta + 1.5 * rng.normal(size=n) if family == "Gaussian" else rng.poisson(np.exp(eta)) * 1.0
+    names = [f"x{j}" for j in range(1, q + 1)]
+    return pd.DataFrame({"y": y, **dict(zip(names, x.T, strict=True))}), beta
+
+
+def bounds_of(family, kind, q=6):
+    return {"y": RESPONSES[family]} | {f"x{j}": RANGES[kind] for j in range(1, q + 1)}
+
+
+def model_of(table, family, sites=3, policy=None):
+    """Make a model of a table whose rows are at several sites."""
+    policy = policy or fs.Policy(privacy=fs.Budget(1e14, 1e-6, colluding=1))
+    held = table.assign(site=np.array(SITES[:sites])[np.arange(len(table)) % sites])
+    partition = fs.ClientPartition.from_frame(held, by="site", policy=policy)
+    names = " + ".join(name for name in table.columns if name != "y")
+    return fs.FederatedGLM.from_formula(f"y ~ {names}", partition, family=FAMILY[family])
+
+
+def pooled_fit(question, X, y, rng=None, places=None):
+    """Take all steps on pooled arrays, with normal noise of the planned variance, or none."""
+    iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
+    deviations = [0.0, 0.0]
+    for rhos in question.plan.rhos:
+        point = iteration.point
+        places = binary_places(point, len(X), len(question.records)) if places is None else places
+        sums = [part * 2.0**-places for part in bounded_sums(point, X, y, places)]
+        radii = point.score_radius, point.information_radius
+        deviations = [
+            math.sqrt(float(radius * question.noise / (2 * rho))) if rho else 0.0
+            for radius, rho in zip(radii, rhos, strict=True)
+        ]
+        if rng is not None:
+            sums = [s + rng.normal(size=len(s)) * sd for s, sd in zip(sums, deviations, strict=True)]
+        iteration.take(*sums, deviations[1])
+    return iteration, *iteration.covariances(*deviations)
