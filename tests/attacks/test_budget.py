@@ -45,6 +45,7 @@ UNPAID = {
 WITH_NOISE = {
     ("copula_glm", "release_score"),
     ("glm", "sum_noisy_scores"),
+    ("descriptive", "sum_noisy_table"),
     *((family, "release_margins") for family in SYNTHESES),
     *((family, step) for family in NOISY for step in ("release_gram", "share_product")),
 }
