@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "fedstat survival_effect results 1"
 FEW_EFFECTIVE = 0.3
-"""Share of effective rows of an arm below which the arms hardly overlap."""
+"""Effective rows of an arm, relative to the rows of the smallest arm, below which the arms hardly overlap."""
 COMMON = "common"
 OVERLAP = Remedy("from_formula(..., estimand='ATO').fit(...)", "Use {arguments}, whose weights are bounded")
 NOTES = Catalogue(
@@ -541,8 +541,10 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         record, fit = self._record, self._fit
         if not fit.converged:
             yield NOTES.note("not_converged")
-        for arm, (rows, _, effective) in zip(self.levels, self.weights.to_numpy().tolist(), strict=True):
-            if effective < FEW_EFFECTIVE * rows:
+        arms = self.weights.to_numpy().tolist()
+        fewest = min(rows for rows, *_ in arms)
+        for arm, (rows, _, effective) in zip(self.levels, arms, strict=True):
+            if effective < FEW_EFFECTIVE * fewest:
                 yield NOTES.note("poor_overlap", rows=int(rows), arm=arm, effective=effective, remedy=OVERLAP)
         yield NOTES.note("assumptions")
         first = self._first_ratio

@@ -56,6 +56,15 @@ def test_times_are_those_of_one_process_to_the_bit(both):
     pd.testing.assert_frame_equal(*means, check_exact=True)
 
 
+def test_effects_of_a_treatment_are_those_of_one_process_to_the_bit(both):
+    given = {"treatment": "arm ~ age + C(stage)", "estimand": "ATO"}
+    models = [fs.SurvivalEffect.from_formula("Surv(months, died) ~ 1", one, **given) for one in both]
+    assert models[0].explain(grid=3, until=48).passes
+    fits = [model.fit(grid=3, until=48) for model in models]
+    pd.testing.assert_frame_equal(*(fit.tidy() for fit in fits), check_exact=True)
+    assert fs.verify_receipt(fits[0].receipt(), both[0].fingerprints).ok
+
+
 def test_a_common_baseline_and_scores_are_those_of_one_process_to_the_bit(both):
     models = [fs.FederatedCox.from_formula("Surv(months, died) ~ age + strata(arm)", one) for one in both]
     given = {"baseline": "common", "grid": 6, "until": 48, "ties": "breslow", "cov_type": "robust"}

@@ -322,6 +322,29 @@ def test_a_site_with_a_row_of_nearly_all_weight_refuses():
         model("Surv(time, died) ~ 1", table, policy=None, treatment="arm ~ x").fit()
 
 
+def test_two_fits_that_differ_by_one_person_are_refused():
+    """The difference of all sums would be the person."""
+    partition = rows()
+    oldest = PATIENTS["age"].max()
+    settings = {"treatment": TREATMENT}
+    formula = "Surv(months, died) ~ 1"
+    fs.SurvivalEffect.from_formula(formula, partition, **settings).fit(3, until=36)
+    with pytest.raises(PolicyError):
+        without = fs.SurvivalEffect.from_formula(formula, partition, subset=f"age < {oldest}", **settings)
+        without.fit(3, until=36)
+
+
+def test_the_same_fit_is_repeated_with_the_same_releases():
+    partition = rows()
+    fits = [
+        fs.SurvivalEffect.from_formula("Surv(months, died) ~ 1", partition, treatment=TREATMENT).fit(
+            3, until=36
+        )
+        for _ in range(2)
+    ]
+    pd.testing.assert_frame_equal(*(fit.tidy() for fit in fits), check_exact=True)
+
+
 # ---- simulations -----------------------------------------------------------------------------------------
 
 
