@@ -30,6 +30,7 @@ ON_EITHER_DATA = {
 }
 """Vignettes on recorded data if these are at hand, and on simulated data otherwise."""
 TESTED_BELOW = ON_EITHER_DATA | {
+    "effects-of-a-treatment",
     "engineering-and-statistical",
     "four-hospitals-methods",
     "sme-profit",
@@ -115,6 +116,13 @@ def data(request, monkeypatch, tmp_path):
 @pytest.mark.vignette
 @pytest.mark.parametrize("name", sorted(NAMES - TESTED_BELOW))
 def test_runs_and_keeps_its_word(render, name):
+    check_page(name, run(render, name))
+
+
+@pytest.mark.vignette
+def test_effects_of_a_treatment(render):
+    pytest.importorskip("causaldata", reason="needs causaldata, which has the recorded tables")
+    name = "effects-of-a-treatment"
     check_page(name, run(render, name))
 
 

@@ -20,7 +20,10 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).resolve().parent
-NEEDS = {"three-institutions-over-flare": ("nvflare", "fedstat[flare]")}
+NEEDS = {
+    "effects-of-a-treatment": ("causaldata", "causaldata"),
+    "three-institutions-over-flare": ("nvflare", "fedstat[flare]"),
+}
 """Module that a vignette runs on, and what installs it; without the module it is skipped."""
 
 
