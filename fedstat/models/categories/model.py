@@ -98,7 +98,7 @@ class CategoryModel(HorizontalModel, Generic[Fitted]):
     ) -> None:
         if not formula.intercept:
             raise FormulaError(
-                "formula: thresholds, or constants of the categories, are always part of this model; "
+                "formula: thresholds, or intercepts of the categories, are always part of this model; "
                 "leave 0 or - 1 out"
             )
         self._levels = levels
