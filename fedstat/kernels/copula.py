@@ -43,13 +43,19 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
     t, rises = thresholds[at], rises[at]
     # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalized polynomials by a stable recurrence.
     rises = rises * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
-    now, before = np.ones(len(t)), np.zeros(len(t))
-    roots, out = np.sqrt(np.arange(order + 1.0)), np.empty(order)
-    for m in range(1, order + 1):
-        # Added in turn: the last bits of a release decide on draws that follow from its digest.
-        out[m - 1] = np.cumsum(rises * now / roots[m])[-1:].sum()
-        now, before = (t * now - roots[m - 1] * before) / roots[m], now
+    out = np.zeros(order)
+    _expand(t, rises, np.sqrt(np.arange(order + 1.0)), out)
     return out
+
+
+@njit(cache=True, nogil=True)
+def _expand(t: Floats, rises: Floats, roots: Floats, out: Floats) -> None:
+    # Added in turn: the last bits of a release decide on draws that follow from its digest.
+    for k in range(t.shape[0]):
+        now, before = 1.0, 0.0
+        for m in range(1, roots.shape[0]):
+            out[m - 1] += rises[k] * now / roots[m]
+            now, before = (t[k] * now - roots[m - 1] * before) / roots[m], now
 
 
 def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:

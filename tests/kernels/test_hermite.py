@@ -39,6 +39,23 @@ def test_expected_product_is_the_integral(pair, r):
     assert expected_products(*coefficients, np.array([r]))[0] == pytest.approx(integral(a, b, r), abs=1e-6)
 
 
+def by_arrays(thresholds, scores, order=200):
+    """The recurrence over all thresholds at once, added in their order."""
+    rises = np.diff(scores, prepend=0.0, append=0.0)
+    at = np.isfinite(thresholds) & (rises != 0.0)
+    t, rises = thresholds[at], (rises * np.exp(-0.5 * thresholds**2) / np.sqrt(2.0 * np.pi))[at]
+    now, before, roots, out = np.ones(len(t)), np.zeros(len(t)), np.sqrt(np.arange(order + 1.0)), []
+    for m in range(1, order + 1):
+        out.append(np.cumsum(np.append(0.0, rises * now / roots[m]))[-1])
+        now, before = (t * now - roots[m - 1] * before) / roots[m], now
+    return np.array(out)
+
+
+@pytest.mark.parametrize("column", [*COLUMNS.values(), (np.array([-np.inf, np.inf]), np.array([0.0]))])
+def test_expansion_has_the_bits_of_its_recurrence(column):
+    np.testing.assert_array_equal(expand_steps(*column), by_arrays(*column))
+
+
 @pytest.mark.parametrize("r", [-0.9, -0.3, 0.05, 0.7, 0.9])
 def test_inversion_finds_the_correlation_behind_an_integral(r):
     a, b = COLUMNS["binary"], COLUMNS["inflated by zeros"]
