@@ -1,10 +1,14 @@
-// Tables of a page: cells know their column, for narrow screens, and names of tests are folded.
+// Tables of a page: cells know their column, for narrow screens, long code can break, and names of tests are folded.
 document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll(".bd-article table:not(.cell_output table)")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText.trim());
     for (const row of table.querySelectorAll("tbody tr")) {
       [...row.children].forEach((cell, place) => {
         cell.dataset.column = heads[place] || "";
+        cell.classList.toggle("blank", !cell.innerText.trim());
+        for (const code of cell.querySelectorAll("code .pre")) {
+          code.replaceChildren(...code.textContent.split(/(?<=[.(=,_])/).flatMap((part) => [part, document.createElement("wbr")]));
+        }
         if (heads[place] !== "Tests") return;
         const folded = document.createElement("details");
         const count = document.createElement("summary");

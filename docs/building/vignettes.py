@@ -7,6 +7,7 @@ Other vignettes are executed now. With ``-D vignettes_execute=0`` they are not, 
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def notebook_of(name: str, execute: bool) -> NotebookNode:
         logger.warning("vignette %s has not been executed", name)
         return notebook
     logger.info("executing vignette %s", name)
+    began = time.perf_counter()
     notebook = render.execute(notebook)
     render.keep(name, notebook)
+    logger.info("vignette %s took %.0f s", name, time.perf_counter() - began)
     return notebook
 
 
