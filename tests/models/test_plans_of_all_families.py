@@ -130,6 +130,7 @@ CASES = {
         of("SurvivalEffect", "Surv(months, died) ~ 1", {"grid": 6, "until": 48}, treatment="arm ~ age"),
     ),
     "AFT": (survival, of("FederatedAFT", TIMES, distribution="lognormal")),
+    "Treatment": (survival, of("TreatmentEffect", "died ~ age", treatment="arm ~ age", family=BINOMIAL)),
     "KaplanMeier": (survival, of("KaplanMeier", "Surv(months, died) ~ arm", {"grid": 1, "until": 60})),
     "CumulativeIncidence": (
         survival,

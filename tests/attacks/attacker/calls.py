@@ -142,6 +142,16 @@ def aft(rng: Random) -> Call:
     return model("FederatedAFT", f"Surv(t, e) ~ {terms(rng, 't')}", given, distribution=distribution)
 
 
+def treatment(rng: Random) -> Call:
+    """Effects of a treatment on numbers and times, of several estimands."""
+    estimand = one(rng, ("ATE", "ATC", "ATO", "matching"))
+    settings = {"treatment": f"C(g) ~ {terms(rng, 'g')}", "estimand": estimand}
+    if rng.random() < 0.3:
+        return model("SurvivalEffect", "Surv(t, e) ~ 1", {"grid": 5}, **settings)
+    given = {"method": one(rng, ("ipw", "aipw", "standardization")), **one(rng, OWN)}
+    return model("TreatmentEffect", f"{one(rng, ('y', 'x'))} ~ {one(rng, ('1', 'h'))}", given, **settings)
+
+
 def categories(rng: Random) -> Call:
     """Ordinal and multinomial models."""
     name = one(rng, ("FederatedOrdinal", "FederatedMultinomial"))
@@ -273,6 +283,7 @@ KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "corr": (corr, ("corr",)),
     "subset": (subsets, ("FederatedOLS", "GLORE", "FederatedCox", "KaplanMeier", "crosstab", "table_one")),
     "aft": (aft, ("FederatedAFT",)),
+    "treatment": (treatment, ("TreatmentEffect", "SurvivalEffect")),
 }
 """How calls of a kind are drawn, and the public names that they use."""
 

@@ -1,0 +1,172 @@
+"""Outcomes of single persons from effects of a treatment, by arms, cuts and weights of the attacker's choice.
+
+Each attack reads a value where nothing is protected; under the strict policy one of its requests is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.codec import to_json
+from fedstat.errors import PolicyError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.kernels.treatment import ALL, MEANS
+from fedstat.models.treatment.steps import FAMILY
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROWS, VICTIM, SITES = 240, 17, ("S0", "S1", "S2")
+NUMBER = {"kind": "number"}
+ARMS = {"kind": "category", "levels": ["new", "old"]}
+PUBLISHED = {
+    "income": NUMBER | {"range": [0.5, 9.0]},
+    "age": NUMBER | {"range": [20.0, 90.0]},
+    "arm": ARMS,
+    "other": ARMS,
+}
+STRICT = fs.Policy.strict(reasons="sent")
+UNMASKED = fs.Policy.strict(reasons="sent", masked_only=False)
+NOTHING = fs.Policy(min_count=1, min_level_count=1)
+
+
+def table() -> pd.DataFrame:
+    """Two columns of arms, which differ for the victim alone."""
+    rng = np.random.default_rng(3)
+    n = ROWS * len(SITES)
+    arm = rng.choice(["new", "old"], n)
+    other = arm.copy()
+    other[VICTIM] = "old" if arm[VICTIM] == "new" else "new"
+    return pd.DataFrame(
+        {
+            "site": np.repeat(SITES, ROWS),
+            "age": rng.uniform(25.0, 85.0, n).round(2),
+            "arm": arm,
+            "other": other,
+            "income": rng.uniform(1.0, 8.0, n).round(3),
+        }
+    )
+
+
+FRAME = table()
+
+
+def partition(policy=None, **more) -> fs.ClientPartition:
+    return fs.ClientPartition.from_frame(
+        FRAME, by="site", policy=policy, published=dict.fromkeys(SITES, PUBLISHED), **more
+    )
+
+
+def model(at, arm="arm", **given):
+    return fs.TreatmentEffect.from_formula("income ~ 1", at, treatment=f"{arm} ~ age", **given)
+
+
+def arm_sums(at, arm):
+    """Rows and sums of the outcome by arm at site S0, which a fit starts with."""
+    one = model(at, arm)
+    session = one._open_session(FAMILY, False)
+    replies = LocalEngine(at.sites).run(started(session, one, "ipw"), Ledger())
+    return replies[2 * len(SITES)].arrays["arms"]
+
+
+def started(session, one, method):
+    return (yield session.opening() + session.request_all("start", {}, to_json(one._request(method))))
+
+
+def test_arms_that_differ_in_one_person():
+    open_to_all = partition(fs.Policy())
+    apart = arm_sums(open_to_all, "arm") - arm_sums(open_to_all, "other")
+    assert abs(abs(apart[0, 1]) - FRAME["income"][VICTIM]) < 1e-6
+    strict = partition(STRICT)
+    model(strict).fit("ipw")
+    with pytest.raises(PolicyError):
+        model(strict, "other").fit("ipw")
+
+
+def sums_at(at, points, stage, method="ipw", **given):
+    """Replies of site S0 at propensity coefficients (constant, slope of age) and the outcome of mean zero."""
+    one = model(at, **given)
+    session, found = one._open_session(FAMILY, False), []
+    replies = LocalEngine(at.sites).run(started(session, one, method), Ledger())
+    design = session.opened(replies[: 2 * len(SITES)])
+    p = len(design.names)
+    for gamma in points:
+        arrays = {"shift": np.zeros(p), "scale": np.ones(p), "beta": np.array([*gamma, 0.0, 0.0])}
+        arrays["stage"] = np.array(stage)
+        request = Request("S0", FAMILY, "sum_scores", arrays, session.session)
+        found.append(unpack_reply(at.sites["S0"].answer(pack_request(request))).arrays)
+    return found
+
+
+def next_to_victim():
+    """Return ages between the victim and both neighbors in age at its site."""
+    ages = np.sort(FRAME["age"][:ROWS].to_numpy())
+    age = FRAME["age"][VICTIM]
+    place = int(np.searchsorted(ages, age))
+    return (ages[place - 1] + age) / 2.0, (age + ages[place + 1]) / 2.0
+
+
+def weight_of_victim(gamma):
+    e = 1.0 / (1.0 + np.exp(-(gamma[0] + gamma[1] * FRAME["age"][VICTIM])))
+    return 1.0 / (e if FRAME["arm"][VICTIM] == "old" else 1.0 - e)
+
+
+def test_a_trimmed_row():
+    """Rows with e below the bound are left out: a nearly flat score moves the cut from row to row."""
+    slope, bound = 1e-5, 0.3
+    cut = np.log(bound / (1.0 - bound))
+    points = [(cut - slope * age, slope) for age in next_to_victim()]
+    without, with_ = (one["score"] for one in sums_at(partition(NOTHING), points, MEANS, trim=bound))
+    found = np.abs(with_ - without)[2:].max() / weight_of_victim(points[0])
+    assert abs(found - FRAME["income"][VICTIM]) < 0.05
+    for policy in (fs.Policy(), UNMASKED):
+        with pytest.raises(PolicyError, match=r"differ|single out"):
+            sums_at(partition(policy), points, MEANS, trim=bound)
+
+
+def test_a_jump_in_the_derivative_of_matching_weights():
+    slope = 1e-7
+    points = [(-slope * age, slope) for age in next_to_victim()]
+    one, two = (
+        found["information"] for found in sums_at(partition(NOTHING), points, ALL, estimand="matching")
+    )
+    found = np.abs(one - two)[2:, 0].max()
+    assert abs(found - FRAME["income"][VICTIM]) < 1e-2
+    for policy in (fs.Policy(), UNMASKED):
+        with pytest.raises(PolicyError, match=r"differ|single out"):
+            sums_at(partition(policy), points, ALL, estimand="matching")
+
+
+@pytest.mark.parametrize("stage", [0, MEANS, ALL])
+def test_probabilities_of_zero_and_one_are_no_cut(stage):
+    """Sums at steep scores would be over the rows on one side: nothing is summed, whatever the policy."""
+    points = [(-1e5 * age, 1e5) for age in next_to_victim()]
+    for policy in (NOTHING, UNMASKED):
+        assert not any(found["spread"] for found in sums_at(partition(policy), points, stage))
+
+
+def test_an_arm_of_few_rows_is_refused_by_name():
+    few = FRAME.assign(arm=np.where(FRAME.index % ROWS < 4, "new", "old"))
+    at = fs.ClientPartition.from_frame(few, by="site", policy=fs.Policy(min_level_count=5))
+    with pytest.raises(PolicyError, match="levels of column 'arm' have fewer"):
+        model(at)
+
+
+def test_few_rows_with_nearly_all_weight_are_refused():
+    """At coefficients of the attacker's choice, the weights of an arm rest on its oldest persons."""
+    (found,) = sums_at(partition(UNMASKED), [(20.0, -1.2)], MEANS)
+    assert not found["spread"] and not found["score"].any()
+
+
+def test_ordinary_analyses_pass_under_the_strict_policy():
+    strict = partition(STRICT)
+    balance = model(strict, propensity="common").balance(overlap=False)
+    assert balance.arms["rows"].sum() == len(FRAME)
+    fits = [model(strict).fit(method) for method in ("ipw", "ipw")]
+    assert fits[0].params.equals(fits[1].params)
+    both = fs.TreatmentEffect.from_formula("income ~ age", strict, treatment="arm ~ age", estimand="ATO")
+    assert both.fit("aipw").converged and both.balance(overlap=False).arms["weighted"].sum() == len(FRAME)

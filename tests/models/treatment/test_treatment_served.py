@@ -1,0 +1,44 @@
+"""Effects of a treatment over sites in processes of their own: to the bit as here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import make_federation, served_sites
+
+import fedstat as fs
+
+TABLE = fs.datasets.make_survival()
+NAMES = {"Bonn": "bonn", "Kiel": "kiel", "Trier": "trier", "Ulm": "ulm"}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The same tables at served sites with the strict policy, and in this process."""
+    home = tmp_path_factory.mktemp("hospitals")
+    frames = {
+        name: TABLE[TABLE["hospital"] == hospital].drop(columns="hospital").reset_index(drop=True)
+        for hospital, name in NAMES.items()
+    }
+    make_federation(home, frames)
+    with served_sites(home, frames):
+        there = fs.ClientPartition.connect(home / "study")
+        frames = {name: pd.read_csv(home / f"{name}.csv") for name in there.sites}
+        yield there, fs.ClientPartition.from_frames(frames, layout="horizontal")
+
+
+def test_effects_and_balance_are_those_of_one_process_to_the_bit(both):
+    models = [
+        fs.TreatmentEffect.from_formula("died ~ age", one, treatment="arm ~ age", family="binomial")
+        for one in both
+    ]
+    assert models[0].explain().passes
+    balances = [model.balance() for model in models]
+    pd.testing.assert_frame_equal(*(one.tidy() for one in balances), check_exact=True)
+    pd.testing.assert_frame_equal(*(one.overlap for one in balances), check_exact=True)
+    theirs, ours = (model.fit() for model in models)
+    np.testing.assert_array_equal(theirs.params, ours.params)
+    np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
+    np.testing.assert_array_equal(theirs.site_estimates, ours.site_estimates)
+    assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
