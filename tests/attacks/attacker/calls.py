@@ -145,11 +145,13 @@ def aft(rng: Random) -> Call:
 def treatment(rng: Random) -> Call:
     """Effects of a treatment on numbers and times, of several estimands."""
     estimand = one(rng, ("ATE", "ATC", "ATO", "matching"))
-    settings = {"treatment": f"C(g) ~ {terms(rng, 'g')}", "estimand": estimand}
+    drawn = terms(rng, "g")
+    settings = {"treatment": f"C(g) ~ {drawn}", "estimand": estimand}
     if rng.random() < 0.3:
-        return model("SurvivalEffect", "Surv(t, e) ~ 1", {"grid": 5}, **settings)
+        return model("SurvivalEffect", "Surv(t, e) ~ 1", {"grid": 5, "until": 30}, **settings)
     given = {"method": one(rng, ("ipw", "aipw", "standardization")), **one(rng, OWN)}
-    return model("TreatmentEffect", f"{one(rng, ('y', 'x'))} ~ {one(rng, ('1', 'h'))}", given, **settings)
+    answer = next(name for name in ("y", "k", "x", "c") if name not in drawn)
+    return model("TreatmentEffect", f"{answer} ~ 1", given, **settings)
 
 
 def categories(rng: Random) -> Call:
