@@ -41,6 +41,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "treatment": "Treatment and terms of the propensity model.",
         "estimand": "Population of the effect.",
         "propensity": "Whether sites have one propensity model, or own intercepts or models.",
+        "target": "Site whose rows are the population of the effect.",
         "trim": "Smallest probability of an arm with which a row counts.",
         "distr": "Distribution of the latent variable of ordered categories.",
         "levels": "Categories of the response, in order.",

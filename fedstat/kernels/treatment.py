@@ -167,8 +167,13 @@ class TreatmentEquations:
         dw = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True) - w[:, None] * (own - E[:, 1:])
         return w, dw, h, dh
 
-    def residuals(self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL) -> Residuals:
-        """Return log-likelihoods, residuals and derivatives of a stage at predictors (n, L)."""
+    def residuals(
+        self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL, counts: bool = True
+    ) -> Residuals:
+        """Return log-likelihoods, residuals and derivatives of a stage at predictors (n, L).
+
+        The rows are in the population of standardized means if it `counts` them.
+        """
         (n, L), J = eta.shape, self.arms
         g, H, loglik = np.zeros((n, L)), np.zeros((n, L, L)), np.zeros(n)
         P, Q, M = (np.arange(L)[group] for group in self.groups)
@@ -200,7 +205,7 @@ class TreatmentEquations:
                     # The rows of an arm themselves, and not their expected number, as in Stata.
                     s, ds = own[:, OBSERVED[self.estimand]] * (h > 0.0), np.zeros_like(dh)
                 else:
-                    s, ds = h, dh
+                    s, ds = h * counts, dh * counts
                 if self.method == "ipw":
                     g[:, M] = own * w[:, None] * (y[:, None] - mu)
                     H[:, M, M] = -own * w[:, None]

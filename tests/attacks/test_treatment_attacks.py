@@ -11,11 +11,12 @@ import pytest
 
 import fedstat as fs
 from fedstat.codec import to_json
-from fedstat.errors import PolicyError
+from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.kernels.treatment import ALL, MEANS
+from fedstat.models.treatment.protocol import TreatmentNewton
 from fedstat.models.treatment.steps import FAMILY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -170,3 +171,14 @@ def test_ordinary_analyses_pass_under_the_strict_policy():
     assert fits[0].params.equals(fits[1].params)
     both = fs.TreatmentEffect.from_formula("income ~ age", strict, treatment="arm ~ age", estimand="ATO")
     assert both.fit("aipw").converged and both.balance(overlap=False).arms["weighted"].sum() == len(FRAME)
+
+
+def test_a_masked_sum_to_which_one_site_adds():
+    """Means over the rows of one site are a masked sum with zeros of all others, which hides nothing."""
+    at = partition(STRICT)
+    one = model(at, target="S0")
+    session = one._open_session(FAMILY, True)
+    request = one._request("standardization")
+    newton = TreatmentNewton(session, request, 20, 1e-8)
+    with pytest.raises(DescriptionError, match="only 1 would add"):
+        LocalEngine(at.sites).run(session.hide(newton.run(False)), Ledger())

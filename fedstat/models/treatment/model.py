@@ -79,7 +79,7 @@ class TreatmentEffect(HorizontalModel):
     ----------
     arm : str
         Column of the treatment.
-    estimand, trim
+    estimand, trim, target
         As given.
 
     References
@@ -116,6 +116,7 @@ class TreatmentEffect(HorizontalModel):
         estimand: Literal["ATE", "ATT", "ATC", "ATO", "matching"] = "ATE",
         propensity: Literal["common", "intercepts", "sites"] = "common",
         trim: float | None = None,
+        target: str | None = None,
         **settings: Any,
     ) -> None:
         check_choice("estimand", estimand, ESTIMANDS)
@@ -123,6 +124,13 @@ class TreatmentEffect(HorizontalModel):
         if trim is not None and not (isinstance(trim, int | float) and 0.0 < trim < 0.5):
             raise ModelError(f"trim: expected a probability between 0 and 0.5, received {trim!r}")
         self.arm, self.estimand, self.trim = treatment_column(treatment), estimand, trim
+        self.target = target or ""
+        if target is not None:
+            check_choice("target", target, tuple(partition.sites))
+            if estimand != "ATE" or trim is not None:
+                raise ModelError(
+                    "target: the rows of a site are a population by themselves; leave estimand and trim out"
+                )
         columns, extra = pooled_columns(partition)
         if self.arm in formula.sites[0].columns:
             raise FormulaError(
@@ -201,6 +209,9 @@ class TreatmentEffect(HorizontalModel):
             addition, or a model of each site's own.
         trim : float, optional
             Leave rows out whose probability of an arm is below this bound, such as 0.1 (Crump et al. 2009).
+        target : str, optional
+            A site, whose rows are the population of the effect; the outcome models are those of all sites.
+            It is for ``fit("standardization", masked=False)``, and releases means over the site's own rows.
         complete, labels, missing, subset
             As in :meth:`HorizontalModel.from_formula`.
 
@@ -254,6 +265,7 @@ class TreatmentEffect(HorizontalModel):
             method,
             self.estimand,
             float(self.trim or 0.0),
+            self.target if method != BALANCE else "",
         )
 
     @checks_arguments
@@ -393,6 +405,11 @@ class TreatmentEffect(HorizontalModel):
         check_choice("method", method, METHODS)
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
+        if self.target and (method != "standardization" or masked is not False):
+            raise ModelError(
+                f"target: means over the rows of {self.target!r} are standardized, and no mask hides them",
+                remedy=Remedy("fit('standardization', masked=False)", "use {call}"),
+            )
 
         def estimate(model: TreatmentEffect, attempt: FitAttempt) -> TreatmentResults:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))

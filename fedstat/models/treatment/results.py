@@ -198,8 +198,10 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     @property
     def population(self) -> str:
         """Rows that the effect is over."""
-        levels = self._fit.levels
-        return POPULATIONS[self._fit.request.estimand].format(*levels)
+        request, levels = self._fit.request, self._fit.levels
+        return (
+            f"rows of {request.target}" if request.target else POPULATIONS[request.estimand].format(*levels)
+        )
 
     @property
     def arms(self) -> pd.DataFrame:

@@ -51,7 +51,8 @@ CUTS_KEY = "cuts by probabilities of arms"
 class TreatmentRequest:
     """The estimator: column of the treatment, terms of both models, distribution in JSON, and choices.
 
-    `outcome` and `propensity` are places of terms among those of the question.
+    `outcome` and `propensity` are places of terms among those of the question. Standardized means are over
+    the rows of the site `target`, and without one over all rows.
     """
 
     arm: str
@@ -61,6 +62,7 @@ class TreatmentRequest:
     method: str
     estimand: str
     trim: float = 0.0
+    target: str = ""
 
     def check(self) -> None:
         """Refuse unknown choices."""
@@ -70,6 +72,8 @@ class TreatmentRequest:
             or not 0.0 <= self.trim < 0.5
         ):
             raise MessageError("treatment: unknown method or estimand, or a bound that is not below 0.5")
+        if self.target and (self.method, self.estimand) != ("standardization", "ATE"):
+            raise MessageError("treatment: the rows of one site are the population of standardization only")
         if self.spec.link not in LINKS or not self.spec.canonical:
             raise MessageError(f"family: expected one with its canonical link {', '.join(LINKS)}")
 
@@ -170,7 +174,8 @@ class SiteTreatment(PredictorObjective):
     @property
     def variant(self) -> object:
         """The estimator."""
-        return [self.request.method, self.request.estimand, self.request.trim, self.request.propensity]
+        request = self.request
+        return [request.method, request.estimand, request.trim, request.propensity, request.target]
 
     @property
     def equations(self) -> TreatmentEquations:
@@ -227,7 +232,8 @@ class SiteTreatment(PredictorObjective):
     def residuals_of(self, rows: ArmRows, own: Floats) -> Residuals:
         """Return log-likelihoods, residuals and derivatives of rows at the site's own parameters."""
         eta = self.chain.predictors(rows.X, own)
-        return self.equations.residuals(eta, rows.arm, rows.y, self.stage)
+        counts = self.request.target in ("", self.data.name)
+        return self.equations.residuals(eta, rows.arm, rows.y, self.stage, counts)
 
     def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
         """Yield columns, log-likelihoods, residuals, and their derivatives by the predictors."""
@@ -276,8 +282,10 @@ class SiteTreatment(PredictorObjective):
     def facts_at(
         self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None
     ) -> tuple[Any, ...]:
-        """Declare the weights that rows have in sums at a point, and the rows on either side of a cut."""
-        return *PredictorObjective.facts_at(self, own, sums, instead), *self.cuts(own)
+        """Declare the weights of rows in sums at a point, rows on either side of a cut, and who adds rows."""
+        alone = self.request.target and self.stage in (MEANS, ALL)
+        sites = [facts.SampledSites((self.request.target,))] if alone else []
+        return *PredictorObjective.facts_at(self, own, sums, instead), *self.cuts(own), *sites
 
     def terms(self, own: Floats) -> Mapping[str, Sequence[facts.RowTerms]]:
         """Return the terms of the sums, whose weights are linear in the outcome."""
@@ -381,9 +389,11 @@ class SiteTreatment(PredictorObjective):
     def fit_own(self) -> tuple[dict[str, Array], str]:
         """Solve the equations of the site's rows: ``beta`` (J,) and ``cov`` (J, J), zero without a fit."""
         arrays: dict[str, Array] = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
+        # The site's own effect is that in its own rows.
+        here = replace(self, request=replace(self.request, target=""))
         own, problem, known = self.first, self.lacks(), self.known
         for stage in self.equations.stages:
-            part, site = known & self.stage_mask(stage), self.at(stage)
+            part, site = known & self.stage_mask(stage), here.at(stage)
             inside = np.ix_(part, part)
 
             def at(
@@ -400,7 +410,7 @@ class SiteTreatment(PredictorObjective):
         if problem:
             return arrays, problem
         chain, A, B = self.chain, np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
-        for X, _, g, H in self.at(ALL).rows_at(own):
+        for X, _, g, H in here.at(ALL).rows_at(own):
             A, B = A + chain.derivative(X, H), B + chain.products(X, g)
         try:
             V = sandwich(A[np.ix_(known, known)], B[np.ix_(known, known)])

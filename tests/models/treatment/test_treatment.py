@@ -39,13 +39,15 @@ def model(formula="y ~ a + b", treatment="t ~ a + b", table=TABLE, **given):
 # ---- an oracle of its own: the equations of the pooled table, with numerical derivatives --------------
 
 
-def pooled(outcome="y", arm="t", x=("a", "b"), z=("a", "b"), method="aipw", estimand="ATE", trim=0.0, Z=None):
+def pooled(
+    outcome="y", arm="t", x=("a", "b"), z=("a", "b"), method="aipw", estimand="ATE", trim=0.0, Z=None, of=1.0
+):
     """Solve the equations with derivatives by differences: potential means and their covariance."""
     levels, code = np.unique(TABLE[arm], return_inverse=True)
     X = np.column_stack([np.ones(N), TABLE[list(x)]])
     Z = np.column_stack([np.ones(N), TABLE[list(z)]]) if Z is None else Z
     y, J, T = TABLE[outcome].to_numpy(float), len(levels), np.eye(len(levels))[code]
-    mean = {"y": lambda u: u, "e": expit, "k": np.exp}[outcome]
+    mean, s_ = {"y": lambda u: u, "e": expit, "k": np.exp}[outcome], of
     k, p = Z.shape[1], X.shape[1]
     weighs = method != "standardization" or estimand in ("ATO", "matching") or trim
     models = method != "ipw"
@@ -66,7 +68,7 @@ def pooled(outcome="y", arm="t", x=("a", "b"), z=("a", "b"), method="aipw", esti
             "matching": lambda: E.min(axis=1),
         }[estimand]()
         keep = (E.min(axis=1) >= trim) if trim else np.ones(N)
-        s = {"ATT": T[:, 1], "ATC": T[:, 0]}.get(estimand, h) * keep
+        s = {"ATT": T[:, 1], "ATC": T[:, 0]}.get(estimand, h) * keep * s_
         W = T * (h * keep)[:, None] / E if weighs else T
         mu = theta[-J:]
         for j in range(J):
@@ -184,6 +186,20 @@ def test_treatments_of_several_levels(method, estimand):
 def test_rows_with_rare_arms_are_left_out(trim):
     for method in ("ipw", "aipw", "standardization"):
         assert_is(model(trim=trim).fit(method, local=False), pooled(method=method, trim=trim))
+
+
+def test_the_rows_of_one_site_are_the_population():
+    fit = model(target="B").fit("standardization", masked=False)
+    assert_is(fit, pooled(method="standardization", of=(TABLE["site"] == "B").to_numpy(float)))
+    assert fit.population == "rows of B" and "rows of B" in fit.summary().as_text()
+    own = model().fit("standardization").site_estimates
+    assert_allclose(fit.site_estimates, own, rtol=1e-9)
+    with pytest.raises(ModelError, match=r"no mask hides them.*fit\('standardization', masked=False\)"):
+        model(target="B").fit("standardization")
+    with pytest.raises(ModelError, match="target: expected one of"):
+        model(target="D")
+    with pytest.raises(ModelError, match="a population by themselves"):
+        model(target="B", estimand="ATO")
 
 
 @pytest.mark.parametrize("propensity", ["intercepts", "sites"])
