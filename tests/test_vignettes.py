@@ -19,6 +19,7 @@ FOLDER = ROOT / "vignettes"
 
 NAMES = {path.stem for path in FOLDER.glob("*.md")} - {"README"}
 ON_EITHER_DATA = {
+    "a-budget-for-hospitals",
     "a-first-table",
     "averages-over-people",
     "clusters-over-institutions",

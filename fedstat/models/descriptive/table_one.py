@@ -36,7 +36,7 @@ NOTES = Catalogue(
     info={
         "noise": "All figures have noise with epsilon {epsilon:.3g} at delta {delta:g} for one row added or "
         "removed. The number after ± is half of a 95 % interval: of a count for its noise, of a mean for "
-        "noise and sampling. tidy() has all limits.",
+        "noise and sampling. Missing rows that noise explains are not shown. tidy() has all limits.",
         "quartiles": "Quartiles are from counts on intervals of a public range, after each site has "
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
