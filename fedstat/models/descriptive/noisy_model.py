@@ -325,8 +325,12 @@ class NoisyTable(Explainable):
 
     def noise_statement(self) -> str:
         """State the size of the noise, before it is charged."""
+        parts, where = self.requests[-1].parts, "each count of the table"
         deviation = self.expected_deviation / UNIT
-        return f"Noise has a standard deviation of {deviation:.3g} rows on each count of the table."
+        if {part.kind for part in parts} == {"running"}:
+            where = "the number of rows up to the last interval, and less on earlier ones"
+            deviation = max(map(self.expected_deviation_of_rows, parts))
+        return f"Noise has a standard deviation of {deviation:.3g} rows on {where}."
 
     def expected_price(self) -> float:
         """Return the expected ratio of errors with noise to errors without, at the published rows."""
