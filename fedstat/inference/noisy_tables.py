@@ -14,6 +14,9 @@ to first order and added to that of sampling.
 
 References
 ----------
+Fieller, E. C. (1954). Some problems in interval estimation. Journal of the Royal Statistical Society B 16,
+175-185.
+
 Henzinger, M., Upadhyay, J. and Upadhyay, S. (2023). Almost tight error bounds on differentially private
 continual counting. SODA. arXiv 2211.05006.
 
@@ -34,12 +37,16 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import isotonic_regression
 
 from fedstat.inference.survival_curves import SurvivalCounts
-from fedstat.kernels.copula import project_simplex
+from fedstat.kernels.copula import nearest_correlation, project_simplex
 from fedstat.typing import Array, Floats, Ints
 
 PLACES = 10
 UNIT: int = 2**PLACES
 """Weight of one row in a count, and number of steps from 0 to 1 of a scaled number."""
+MOST_CORRELATED = 0.9999
+"""Correlation to which noise is cut."""
+DRAWS, MOST_SHORTENED = 20_000, 20.0
+"""Normal rows that show the bias of shortened rows, and the mean square of a column beyond which none is."""
 STEP = 0.5
 """Rows by which a count is changed to find the slope of a statistic."""
 
@@ -202,33 +209,63 @@ def noisy_moments(sums: Floats, deviation: float) -> NoisyMoments:
 
 
 def noisy_correlation(
-    n: float, sums: Floats, products: Floats, deviation: float, alpha: float
+    n: float,
+    sums: Floats,
+    products: Floats,
+    deviation: float,
+    alpha: float,
+    squared_radius: float = math.inf,
 ) -> tuple[Floats, Floats, Floats]:
     """Return correlations (p, p) and their limits from noisy sums (p,) and products (p, p), symmetric.
 
-    The limits are symmetric on Fisher's scale, with the sampling error of normal columns. All are NaN where
-    noise hides that a column varies.
+    The bias of rows that were shortened to a squared length is that of normal columns. Limits of the noise
+    are those of a ratio (Fieller 1954): a product over the root of two squares. On Fisher's scale, the
+    sampling error of normal columns is added. All are NaN where noise hides that a column varies.
     """
-    n = max(n, 1.0)
-    mean = sums / n
+    n, z = max(n, 1.0), normal_quantile(alpha)
+    mean, noise = sums / n, deviation / n
     covariance = products / n - np.outer(mean, mean)
     spread = np.diag(covariance).copy()
-    known = spread > 2.0 * deviation / n
-    scale = np.sqrt(np.where(known, spread, np.nan))
-    r = np.clip(covariance / np.outer(scale, scale), -1.0, 1.0)
-    # Noise on one product, and half of it times r for each of the two squares.
-    squares = scale**-4
-    slope = np.outer(scale**-2, scale**-2) + r**2 / 4.0 * np.add.outer(squares, squares)
-    # Noise on the two means moves the products that are subtracted.
-    means = np.add.outer(mean**2, mean**2) * np.outer(scale**-2, scale**-2)
-    noise = (deviation / n) ** 2 * (slope + means)
-    inner = np.clip(r, -0.9999, 0.9999)
-    half = normal_quantile(alpha) * np.sqrt(1.0 / max(n - 3.0, 1.0) + noise / (1.0 - inner**2) ** 2)
-    z = np.arctanh(inner)
-    low, high = np.tanh(z - half), np.tanh(z + half)
-    for one in (r, low, high):
+    known = spread > 2.0 * noise
+    spread[~known] = np.nan
+    size = np.sqrt(np.outer(spread, spread))
+    r = np.clip(covariance / size, -MOST_CORRELATED, MOST_CORRELATED)
+    # Noise on a product and on the two means that are subtracted from it, and on the root of two squares.
+    of_product = noise**2 * (1.0 + np.add.outer(mean**2, mean**2))
+    ratio = np.divide.outer(spread, spread)
+    of_size = noise**2 / 4.0 * (ratio + ratio.T)
+    first, middle = size**2 - z**2 * of_size, covariance * size
+    root = np.sqrt(np.maximum(middle**2 - first * (covariance**2 - z**2 * of_product), 0.0))
+    center = np.arctanh(r - shortening_bias(r, squared_radius))
+    limits = []
+    for sign in (-1.0, 1.0):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            end = np.where(first > 0.0, (middle + sign * root) / first, sign)
+        end = np.arctanh(np.clip(end, -MOST_CORRELATED, MOST_CORRELATED))
+        half = np.sqrt((end - np.arctanh(r)) ** 2 + z**2 / max(n - 3.0, 1.0))
+        limits.append(np.tanh(center + sign * half))
+    out = np.tanh(center), *limits
+    for one in out:
         np.fill_diagonal(one, np.where(known, 1.0, np.nan))
-    return r, low, high
+    return out
+
+
+@lru_cache(8)
+def _normal_draws(p: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((DRAWS, p))
+
+
+def shortening_bias(correlation: Floats, squared_radius: float) -> Floats:
+    """Return what shortening normal rows to a squared length adds to their correlations, (p, p)."""
+    p = len(correlation)
+    if not squared_radius < MOST_SHORTENED * p:
+        return np.zeros((p, p))
+    full = nearest_correlation(np.where(np.isnan(correlation), np.eye(p), correlation))
+    values, vectors = np.linalg.eigh(full)
+    X = _normal_draws(p) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    lengths = np.sqrt((X**2).sum(axis=1))
+    shorter = X * np.minimum(1.0, math.sqrt(squared_radius) / lengths)[:, None]
+    return np.asarray(np.corrcoef(shorter.T) - np.corrcoef(X.T)).reshape(p, p)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -236,12 +273,27 @@ def noisy_correlation(
 
 
 def noisy_survival_counts(events: RunningCounts, censored: RunningCounts, times: Floats) -> SurvivalCounts:
-    """Return counts by group of running counts (G, J + 1), whose last interval is beyond all times (J,).
+    """Return counts by group of running counts (G, 2 J + 1) up to just before each time, and up to it.
 
-    Numbers at risk are the rows that have not left, so they descend.
+    The last interval is beyond all times (J,). Numbers at risk are the rows that have not left, so they
+    descend.
     """
     d, c = events.counts, censored.counts
-    return SurvivalCounts(times, d[:, :-1], c[:, :-1], d[:, -1] + c[:, -1])
+    before, at = slice(0, -1, 2), slice(1, None, 2)
+    return SurvivalCounts(
+        times,
+        d[:, before] + d[:, at],
+        c[:, before] + c[:, at],
+        d[:, -1] + c[:, -1],
+        at_ends=d[:, at] + c[:, at],
+        events_at_ends=d[:, at],
+    )
+
+
+def noise_at_ends(covariance: Floats, J: int) -> Floats:
+    """Return the covariance (J + 1, J + 1) of running counts up to the first J times, and of all rows."""
+    kept = [*range(1, 2 * J, 2), len(covariance) - 1]
+    return np.asarray(covariance[np.ix_(kept, kept)])
 
 
 def propagate_noise(
@@ -286,7 +338,7 @@ def log_survival_noise(counts: SurvivalCounts, covariance: Floats) -> Floats:
 
     log S is the sum of log(n - d) - log(n) over the intervals, n being the rows at risk and d the events. In
     running counts D and C of events and censored rows, with N all rows, n_j = N - D_(j-1) - C_(j-1) and
-    n_j - d_j = N - D_j - C_(j-1).
+    n_j - d_j = N - D_j - C_(j-1). Censored rows within an interval change n by a small part.
     """
     G, J = counts.events.shape
     out = np.zeros((G, J, J))
@@ -295,7 +347,7 @@ def log_survival_noise(counts: SurvivalCounts, covariance: Floats) -> Floats:
     upto, before = np.eye(J, J + 1), np.eye(J, J + 1, -1)
     for g in range(G):
         n = counts.at_risk[g]
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             of_rest, of_risk = 1.0 / (n - counts.events[g]), 1.0 / n
         both = np.where(np.isfinite(of_rest + of_risk), [of_rest, of_risk], 0.0)
         by_events = both[0][:, None] * (whole - upto) - both[1][:, None] * (whole - before)

@@ -15,6 +15,7 @@ from fedstat.inference.noisy_tables import (
     count_limits,
     last_known,
     log_survival_noise,
+    noise_at_ends,
     noisy_correlation,
     noisy_moments,
     noisy_quantiles,
@@ -130,17 +131,33 @@ def test_correlations_are_those_of_the_columns():
     np.testing.assert_allclose(r, np.corrcoef(X.T), atol=1e-12)
     ends = stats.pearsonr(X[:, 0], X[:, 1]).confidence_interval(0.95)
     np.testing.assert_allclose([low[0, 1], high[0, 1]], ends, atol=1e-10)
+    # Limits of noise alone are Fieller's: the largest and the smallest ratio that noise allows.
+    of_noise = noisy_correlation(1e9, np.zeros(2), 1e9 * np.array([[1.0, 0.5], [0.5, 1.0]]), 5e7, 0.05)
+    for c in (of_noise[1][0, 1], of_noise[2][0, 1]):
+        assert abs(0.5 - c) == pytest.approx(
+            stats.norm.isf(0.025) * 0.05 * np.sqrt(1.0 + c**2 / 2.0), rel=1e-3
+        )
     # A column that noise hides has no correlation.
     r, low, high = noisy_correlation(200.0, X.sum(axis=0), np.diag([200.0, 200.0, 0.1]), 5.0, 0.05)
     assert np.isnan(r[2]).all() and np.isfinite(r[0, 1]) and np.isnan(low[2, 2])
+
+
+@pytest.mark.parametrize(("p", "radius", "r"), [(2, 6.0, 0.5), (4, 14.0, 0.6)])
+def test_shortened_rows_are_corrected(p, radius, r):
+    X = np.random.default_rng(11).multivariate_normal(np.zeros(p), np.eye(p) * (1 - r) + r, 200_000)
+    X *= np.minimum(1.0, np.sqrt(radius) / np.linalg.norm(X, axis=1))[:, None]
+    plain, corrected = (
+        noisy_correlation(2e5, X.sum(axis=0), X.T @ X, 0.0, 0.05, at)[0][0, 1] for at in (np.inf, radius)
+    )
+    assert plain < r - 0.01 and corrected == pytest.approx(r, abs=0.006)
 
 
 def survival(n, seed=6, J=24):
     random = np.random.default_rng(seed)
     time, until = np.ceil(random.exponential(15.0, n)), np.ceil(random.uniform(4.0, 30.0, n))
     t, event = np.minimum(time, until), time <= until
-    cell = np.minimum(t - 1, J).astype(int)
-    return t, event, *(np.bincount(cell[which], minlength=J + 1)[None] for which in (event, ~event))
+    cell = np.minimum(2 * t - 1, 2 * J).astype(int)  # whole times are ends of intervals
+    return t, event, *(np.bincount(cell[which], minlength=2 * J + 1)[None] for which in (event, ~event))
 
 
 def test_curves_are_product_limit_estimates_without_noise():
@@ -152,20 +169,20 @@ def test_curves_are_product_limit_estimates_without_noise():
     at = np.searchsorted(other.surv_times, frame["time"], side="right") - 1
     np.testing.assert_allclose(frame["survival"], np.append(1.0, other.surv_prob)[at + 1], atol=1e-8)
     np.testing.assert_allclose(frame["std_error"], np.append(0.0, other.surv_prob_se)[at + 1], atol=1e-8)
-    assert last_known(counts, running(d).covariance).tolist() == [24]
+    assert last_known(counts, noise_at_ends(running(d).covariance, 24)).tolist() == [24]
 
 
 def test_curves_are_monotone_whatever_the_noise():
     _, _, d, c = survival(60)
     for seed in range(20):
-        noise = np.random.default_rng(seed).normal(size=(2, 1, 25)) * 20.0 * UNIT
+        noise = np.random.default_rng(seed).normal(size=(2, 1, 49)) * 20.0 * UNIT
         events, censored = (running(x, 400.0 * UNIT**2, e) for x, e in zip((d, c), noise, strict=True))
         counts = noisy_survival_counts(events, censored, np.arange(1.0, 25.0))
         assert min(counts.events.min(), counts.censored.min(), counts.beyond.min()) >= 0.0
         assert (np.diff(counts.at_start) <= 1e-9).all()
         with np.errstate(all="ignore"):
-            survival_probability = np.cumprod(1.0 - counts.events / counts.at_start)
-        known = last_known(counts, events.covariance)[0]
+            survival_probability = np.cumprod(1.0 - counts.events / counts.at_risk, axis=1)[0]
+        known = last_known(counts, noise_at_ends(events.covariance, 24))[0]
         assert (np.diff(survival_probability[:known]) <= 1e-12).all()
 
 
@@ -178,11 +195,12 @@ def test_noise_on_curves_is_that_of_numerical_derivatives_and_of_draws():
     def log_survival(given):
         return np.cumsum(np.log1p(-given.events[0] / given.at_risk[0]))
 
-    found = log_survival_noise(counts, events.covariance)[0]
-    np.testing.assert_allclose(propagate_noise(log_survival, counts, events.covariance), found, rtol=1e-4)
+    covariance = noise_at_ends(events.covariance, 24)
+    found = log_survival_noise(counts, covariance)[0]
+    np.testing.assert_allclose(propagate_noise(log_survival, counts, covariance), found, rtol=1e-4)
     random, draws = np.random.default_rng(7), []
     for _ in range(1500):
-        noisy = (running(x, variance, random.normal(size=(1, 25)) * 3.0 * UNIT) for x in (d, c))
+        noisy = (running(x, variance, random.normal(size=(1, 49)) * 3.0 * UNIT) for x in (d, c))
         draws.append(log_survival(noisy_survival_counts(*noisy, counts.times)))
     np.testing.assert_allclose(np.var(draws, axis=0), np.diag(found), rtol=0.2)
 
@@ -198,10 +216,10 @@ def test_noise_on_a_test_is_that_of_draws():
         return sums.observed - sums.expected
 
     counts = noisy_survival_counts(events, censored, times)
-    found = propagate_noise(score, counts, events.covariance)
+    found = propagate_noise(score, counts, noise_at_ends(events.covariance, 24))
     random, draws = np.random.default_rng(10), []
     for _ in range(800):
-        noisy = (running(x, variance, random.normal(size=(2, 25)) * 4.0 * UNIT) for x in (d, c))
+        noisy = (running(x, variance, random.normal(size=(2, 49)) * 4.0 * UNIT) for x in (d, c))
         draws.append(score(noisy_survival_counts(*noisy, times)))
     assert np.var(draws, axis=0)[0] == pytest.approx(found[0, 0], rel=0.2)
 

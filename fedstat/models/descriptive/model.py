@@ -32,11 +32,22 @@ from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.explanation import Explanation
-from fedstat.inference.noisy_tables import RunningCounts, last_known, noisy_survival_counts
+from fedstat.inference.noisy_tables import (
+    RunningCounts,
+    last_known,
+    noise_at_ends,
+    noisy_survival_counts,
+)
 from fedstat.models.checks import check_masked, checks_arguments, takes_parsed
 from fedstat.models.descriptive.noisy_model import USUAL_DELTA, NoiseSetting, NoisyTable
 from fedstat.models.descriptive.noisy_steps import CodedColumn, TablePart
-from fedstat.models.descriptive.protocol import MOST_TRIES, SurvivalTable, request_of, survival_table
+from fedstat.models.descriptive.protocol import (
+    MOST_TRIES,
+    SurvivalTable,
+    request_of,
+    survival_table,
+    with_ends_apart,
+)
 from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
@@ -210,7 +221,7 @@ class KaplanMeier(CurveModel):
         epsilon : float, optional
             Release counts with noise, at this epsilon of differential privacy for one row added or removed,
             charged to the budgets of the sites in one charge. No interval is merged, and errors include the
-            noise. Times are rounded up to the grid. :meth:`explain` states the price before the charge.
+            noise. :meth:`explain` states the price before the charge.
         delta : float
             At most 1e-5; for `epsilon`.
         bounds : mapping of str to sequence, optional
@@ -322,17 +333,18 @@ class KaplanMeier(CurveModel):
         groups = tuple(setting.levels(self.partition, name) for name in self.groups)
         if event_column.cells != 2:
             raise ModelError(f"bounds: the event {event!r} needs two levels with epsilon")
-        part = TablePart("running", (CodedColumn(time, edges=tuple(grid.tolist())),), (*groups, event_column))
+        ends = with_ends_apart(grid, np.ones(len(grid), dtype=np.bool_))
+        part = TablePart("running", (CodedColumn(time, edges=tuple(ends.tolist())),), (*groups, event_column))
         return NoisyTable(self.partition, [part], setting, self.formula.text)
 
     def _read_noise(self, grid: Floats, table: NoisyTable) -> KaplanMeierResults:
         """Release the counts, and cut the curves where noise hides the rows at risk."""
         release = table.fit()
         running, groups = release.sums[0].running(0), table.requests[0].parts[0].groups[:-1]
-        lines = running.upto.reshape(-1, 2, len(grid) + 1)
+        lines = running.upto.reshape(-1, 2, 2 * len(grid) + 1)
         censored, events = (RunningCounts(lines[:, k], running.covariance) for k in (0, 1))
         counts = noisy_survival_counts(events, censored, grid)
-        J = int(last_known(counts, running.covariance).min())
+        J = int(last_known(counts, noise_at_ends(running.covariance, len(grid))).min())
         if not J:
             raise EstimationError(
                 "noise hides the rows at risk of a group from the first time on. Use fewer groups or a "
@@ -354,8 +366,8 @@ class KaplanMeier(CurveModel):
             "censored": c[:, :J],
             "beyond": beyond,
             "entered": np.column_stack([total, np.zeros((len(d), J - 1))]),
-            "at_ends": (d + c)[:, :J],
-            "events_at_ends": d[:, :J],
+            "at_ends": np.asarray(counts.at_ends)[:, :J],
+            "events_at_ends": np.asarray(counts.events_at_ends)[:, :J],
             "apart": (True,) * J,
             "requested": grid,
             "least": 0,

@@ -33,6 +33,7 @@ from fedstat.inference.noisy_tables import (
     NoisyMoments,
     RunningCounts,
     noisy_moments,
+    noisy_quantiles,
     price,
 )
 from fedstat.models.checks import check_layout
@@ -55,10 +56,12 @@ FEWEST_INTERVALS, MOST_INTERVALS = 16, 256
 FIRST_SHARE = Fraction(1, 4)
 """Share of the charge of correlations that finds the middle and the spread of each column."""
 FIRST_INTERVALS = 64
-LEAST_CLEAR = 4.0
-"""Rows of a group in standard deviations of their noise, below which a table is refused."""
-FAR_ROWS = 0.99
+LEAST_CLEAR, CLEAR_PRODUCTS = 4.0, 7.0
+"""Rows of a group in standard deviations of their noise, below which a table is refused; of correlations."""
+FAR_ROWS = 0.999
 """Share of rows of normal columns that are not shortened before their products are summed."""
+QUARTER_RANGE = 1.349
+"""Distance of the quartiles of a normal column in standard deviations."""
 NOISE_OF_SAMPLING = 0.5
 """Noise on a correlation in units of its sampling error, for which fewer rows are shortened."""
 TYPICAL_SPREAD = 0.3
@@ -409,7 +412,8 @@ class NoisyTable(Explainable):
         for part in self.requests[-1].parts:
             if part.kind == "cells":
                 continue  # a small count is a count
-            needed = LEAST_CLEAR * part.shape[0] * self.expected_deviation_of_rows(part)
+            least = CLEAR_PRODUCTS if part.kind == "products" else LEAST_CLEAR
+            needed = least * part.shape[0] * self.expected_deviation_of_rows(part)
             if n < needed:
                 more = epsilon_of_zcdp(self.setting.rho * math.ceil((needed / max(n, 1)) ** 2), 1e-6)
                 groups = f" of {part.shape[0]} groups" if part.shape[0] > 1 else ""
@@ -517,19 +521,23 @@ class NoisyCorrelations(NoisyTable):
         return replace(self.requests[1], parts=(self._products(ranges, Fraction(self.requests[1].rho)),))
 
     def _standardized(self, running: RunningCounts, column: CodedColumn) -> CodedColumn:
-        """Return a column with the ends mean - sd and mean + sd, from its noisy distribution."""
+        """Return a column with ends one standard deviation from its middle, from its noisy distribution.
+
+        Noise in the tails changes quartiles less than the variance, which bounds the deviation of a column
+        with few different numbers.
+        """
         edges = np.array(column.edges)
-        middles = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2.0, edges[-1:]])
-        counts = running.counts[0]
-        n = float(counts.sum())
-        if n < 1.0:
+        line = RunningCounts(running.upto[0], running.covariance)
+        low, middle, high = noisy_quantiles(line, edges, np.array([0.25, 0.5, 0.75]), 0.05)[0].tolist()
+        if math.isnan(middle):
             return replace(column, edges=(float(edges[0]), float(edges[-1])))
-        mean = float(counts @ middles / n)
-        spread = math.sqrt(max(float(counts @ (middles - mean) ** 2 / n), float(edges[1] - edges[0]) ** 2))
+        middles = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2.0, edges[-1:]])
+        variance = float(line.counts @ (middles - middle) ** 2) / float(line.ascending[-1])
+        spread = max((high - low) / QUARTER_RANGE, math.sqrt(variance) / 2.0, float(edges[1] - edges[0]))
         # Few digits: the request is part of the noise's key, and must not depend on rounding.
         digits = 3 - math.floor(math.log10(spread))
-        mean, spread = round(mean, digits), round(spread, digits)
-        return replace(column, edges=(mean - spread, mean + spread))
+        middle, spread = round(middle, digits), round(spread, digits)
+        return replace(column, edges=(middle - spread, middle + spread))
 
     def moments(self, sums: NoisyTableSums) -> tuple[float, Floats, Floats, float]:
         """Return rows, sums (p,) and products (p, p) of standardized columns, and the deviation of noise."""

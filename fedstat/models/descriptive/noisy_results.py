@@ -173,18 +173,18 @@ def noisy_corr(
 
 
 def _correlation_frame(model: NoisyCorrelations, names: list[str], release: NoisyRelease) -> TableFrame:
-    moments = model.moments(release.sums[1])
-    frame = pd.DataFrame(noisy_correlation(*moments, 0.05)[0], index=names, columns=names)
+    moments, radius = model.moments(release.sums[1]), model.requests[1].parts[0].squared_radius
+    frame = pd.DataFrame(noisy_correlation(*moments, 0.05, radius)[0], index=names, columns=names)
     rows = model.partition.n_entities
     n = int(np.clip(round(moments[0]), 0, rows))
-    more = {"nobs": n, "missing": rows - n, "limits": partial(_correlation_limits, *moments)}
+    more = {"nobs": n, "missing": rows - n, "limits": partial(_correlation_limits, moments, radius)}
     return table_frame(frame, "correlations", **more, **release.attrs())
 
 
 def _correlation_limits(
-    n: float, sums: Floats, products: Floats, deviation: float, alpha: float
+    moments: tuple[float, Floats, Floats, float], radius: float, alpha: float
 ) -> tuple[Floats, Floats]:
-    _, low, high = noisy_correlation(n, sums, products, deviation, alpha)
+    _, low, high = noisy_correlation(*moments, alpha, radius)
     return low, high
 
 

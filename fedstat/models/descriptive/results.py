@@ -15,7 +15,13 @@ from scipy import stats
 from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import takes_alpha
-from fedstat.inference.noisy_tables import RunningCounts, log_survival_noise, price, propagate_noise
+from fedstat.inference.noisy_tables import (
+    RunningCounts,
+    log_survival_noise,
+    noise_at_ends,
+    price,
+    propagate_noise,
+)
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, fold_sites, header_sheet
 from fedstat.inference.survival_curves import (
@@ -68,7 +74,7 @@ NOTES = Catalogue(
         "were merged until {where} each group has no row or at least {least} rows with each outcome in each "
         "interval, also between these times and those of earlier curves.",
         "noise": "Counts have noise with epsilon {epsilon:.3g} at delta {delta:g} for one row added or "
-        "removed. Curves are of times rounded up to the grid, and their errors include the noise.{early}",
+        "removed, and errors of the curves include it.{early}",
         "at_risk": "Rows at risk at a time are those whose time is not earlier. At {few} of {times} times "
         "few rows have exactly this time and are not counted: there, rows at risk are those whose time is "
         "later.",
@@ -76,7 +82,6 @@ NOTES = Catalogue(
         "enter; where few are at risk, the curve is uncertain for all later times.",
         "censoring": "Censoring is assumed to be independent of the time of the event within each group. "
         "Within an interval, events and censored rows are taken to be in random order.",
-        "censoring/noise": "Censoring is assumed to be independent of the time of the event within a group.",
         "left_out": "Rows left out because they lack the time, the event or the group: {rows:,}.",
         "subset": SUBSET,
     },
@@ -249,10 +254,9 @@ class CurveResults(Results[CurveRecord]):
     def _noise(self) -> Floats:
         """Covariance (J + 1, J + 1) of the noise on running counts up to each time, and on all rows."""
         record = self._record
-        J = len(record.requested) + 1
-        covariance = RunningCounts.of_sums(np.zeros(J), record.noise).covariance
-        kept = [*range(len(record.times)), J - 1]
-        return covariance[np.ix_(kept, kept)]
+        J = 2 * len(record.requested) + 1
+        running = RunningCounts.of_sums(np.zeros(J), record.noise)
+        return noise_at_ends(running.covariance, len(record.times))
 
     @property
     def _log_noise(self) -> Floats | None:
@@ -360,7 +364,7 @@ class CurveResults(Results[CurveRecord]):
             yield NOTES.note("at_risk", few=len(record.times) - sum(record.apart), times=len(record.times))
         if self._late:
             yield NOTES.note("late_entry")
-        yield NOTES.note("censoring/noise" if record.noise else "censoring")
+        yield NOTES.note("censoring")
         if record.subset:
             rows = self.nobs + record.left_out
             yield NOTES.note("subset", used=self.nobs, rows=rows, subset=record.subset)
