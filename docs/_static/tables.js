@@ -7,7 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
         cell.dataset.column = heads[place] || "";
         cell.classList.toggle("blank", !cell.innerText.trim());
         for (const code of cell.querySelectorAll("code .pre")) {
-          code.replaceChildren(...code.textContent.split(/(?<=[.(=,_])/).flatMap((part) => [part, document.createElement("wbr")]));
+          code.replaceChildren(...code.textContent.split(/(?<=[.(=,])/).flatMap((part) => [part, document.createElement("wbr")]));
         }
         if (heads[place] !== "Tests") return;
         const folded = document.createElement("details");

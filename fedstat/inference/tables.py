@@ -430,10 +430,16 @@ def _pad(text: str, width: int, align: str) -> str:
     return text.ljust(width) if align == "l" else text.rjust(width)
 
 
+def _indented(cell: str) -> str:
+    """Return the HTML of a cell with the spaces before its text, which indent a level below its column."""
+    text = cell.lstrip(" ")
+    return "&#160;" * (len(cell) - len(text)) + html.escape(text)
+
+
 def _html(sheet: Sheet) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
         inner = (
-            f'<{tag} style="text-align: {ALIGN[align]}">{html.escape(cell)}</{tag}>'
+            f'<{tag} style="text-align: {ALIGN[align]}">{_indented(cell)}</{tag}>'
             for cell, align in zip(cells, sheet.aligns, strict=True)
         )
         return "<tr>" + "".join(inner) + "</tr>"

@@ -134,6 +134,12 @@ def test_html_is_well_formed_and_keeps_the_text():
     assert [note.text for note in root.iter("li")] == ["p < 0.05"]
 
 
+def test_html_indents_levels_below_their_column():
+    sheet = Sheet(("name", "n"), (("stage, I", "8"), ("  II", "9")), "lr", (24, 8))
+    cells = [cell.text for cell in ET.fromstring(SheetSummary([sheet]).as_html()).iter("td")]
+    assert cells == ["stage, I", "8", "\xa0\xa0II", "9"]
+
+
 def test_latex_is_escaped():
     assert latex("a_b & 50% {x} #1 $ \\ ^~") == (
         r"a\_b \& 50\% \{x\} \#1 \$ \textbackslash{} \textasciicircum{}\textasciitilde{}"
