@@ -85,7 +85,7 @@ from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_shares, round_to_grid, 
 from fedstat.typing import Array
 
 BUDGET_EXAMPLE = "[privacy]  epsilon = 1.0  delta = 1e-06"
-MARK_LENGTH = 32
+MARK_BITS = 52
 MAX_QUOTED_CHARACTERS = 200
 """Number of characters of a request that a charge quotes for the owner."""
 
@@ -96,13 +96,13 @@ class NoiseShares:
 
     Parameters
     ----------
-    marks : mapping of str to str
+    marks : mapping of str to int
         By site of the sum, the mark of its records: step 'mark_records'.
     colluding : int
         Sites that may collude with the coordinator; at least two others remain.
     """
 
-    marks: Mapping[str, str]
+    marks: Mapping[str, int]
     colluding: Annotated[int, Minimum(1)]
 
     @property
@@ -198,9 +198,10 @@ class NoiseMechanism:
         run = complete[-1]
         return hashlib.sha256(run.encode()).digest(), {part: runs[run][part] for part in parts}
 
-    def mark(self) -> str:
+    def mark(self) -> int:
         """Return a digest of the records, which only shows whether they have changed since."""
-        return self._keyed("mark", self._records()).hex()[:MARK_LENGTH]
+        # A number: a plan for consent has the same text before and after.
+        return int.from_bytes(self._keyed("mark", self._records())[:8], "big") >> (64 - MARK_BITS)
 
     def check(
         self,

@@ -197,7 +197,7 @@ class State:
         self._check_fact: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
         self.recall: Recall  # earlier releases with noise, for the present request
-        self.mark: Callable[[], str]  # digest of the records, for noise in shares
+        self.mark: Callable[[], int]  # digest of the records, for noise in shares
         self.reported: set[type] = set()
         self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
         self.owed: dict[str, NoiseRequired | RepeatedRelease] = {}  # by array of the present reply
@@ -246,7 +246,7 @@ class State:
         masked_among: tuple[str, ...],
         check_noise: Callable[[], None],
         recall: Recall,
-        mark: Callable[[], str],
+        mark: Callable[[], int],
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
         self._behind, self._check_fact, self.reported, self.masked_among = (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedstat.codec import from_json, to_json
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseShares
@@ -29,7 +30,7 @@ def mark_records(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     It shows only whether they have changed since an earlier one. The charges of repeated requests show the
     same.
     """
-    return {}, state.mark()
+    return {}, to_json(state.mark())
 
 
 def coalition_of(policies: Mapping[str, Policy]) -> int:
@@ -44,4 +45,5 @@ def agree_shares(policies: Mapping[str, Policy], session: str) -> FitProtocol[No
     if len(policies) - colluding < 2:
         return None
     replies = yield [Request(site, FAMILY, "mark_records", {}, session, "{}") for site in policies]
-    return NoiseShares({reply.site: reply.text for reply in replies}, colluding)
+    marks = {one.site: from_json(int, one.text, f"{one.site}: mark of its records") for one in replies}
+    return NoiseShares(marks, colluding)

@@ -38,10 +38,10 @@ from fedstat.models.glm.noisy_newton import (
     enough_rows,
     plan_steps,
 )
-from fedstat.models.glm.noisy_steps import NoisySumsRequest
+from fedstat.models.glm.noisy_steps import NAMES, NoisySumsRequest
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import GRID, epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Floats
 
 PUBLIC_ROWS, SEED, SPREAD = 4000, 1, 6.0
@@ -220,7 +220,7 @@ class NoisyQuestion:
             half=point.half,
             places=places,
             variances=(1, 1),
-            later=str(later),
+            later=math.floor(later * GRID),
             shares=shares,
         )
         variances = [
@@ -249,18 +249,14 @@ def run_noisy(session: RowsSession, question: NoisyQuestion) -> FitProtocol[Nois
     cost, deviations = Fraction(0), [0.0, 0.0]
     for t, rhos in enumerate(plan.rhos):
         later = sum((a + b for a, b in plan.rhos[t + 1 :]), Fraction(0))
-        request = question.request(iteration, rhos, _grid(later), shares)
+        request = question.request(iteration, rhos, later, shares)
         replies = yield session.request_all("sum_noisy_scores", {}, to_json(request))
         unit = math.ldexp(1.0, -request.places)
         deviations = [unit * math.sqrt(float(len(question.records) * request.share(k))) for k in (0, 1)]
-        sums = [add(replies, name) * unit for name in ("score", "information") if name in replies[0].arrays]
-        iteration.take(sums[0], sums[-1], deviations[1])
+        sums = [add(replies, name) * unit if name in replies[0].arrays else np.zeros(0) for name in NAMES]
+        iteration.take(sums[0], sums[1], deviations[1])
         cost += request.costs
     return NoisyFit(*iteration.covariances(*deviations), iteration, cost)
-
-
-def _grid(rho: Fraction) -> Fraction:
-    return Fraction(math.floor(rho * 2**64), 2**64)
 
 
 # ----------------------------------------------------------------------------------------------------

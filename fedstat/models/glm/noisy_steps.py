@@ -13,7 +13,6 @@ import pandas as pd
 
 from fedstat.codec import Minimum, from_json, to_json
 from fedstat.errors import MessageError
-from fedstat.federation.audit.budget_charges import RHO_PATTERN
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_steps import RowsCoding
 from fedstat.federation.design.site_rows import RowsRequest, design_matrix, find_complete_rows
@@ -29,6 +28,7 @@ from fedstat.federation.tables.columns import read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable, in_memory, keep_result
 from fedstat.models.glm.noisy_newton import (
+    RELEASES,
     FamilyName,
     NoisyPoint,
     Stage,
@@ -36,9 +36,10 @@ from fedstat.models.glm.noisy_newton import (
     whole_radius,
 )
 from fedstat.models.glm.steps import FAMILY
-from fedstat.privacy.zcdp import rho_of_shares, round_to_grid, share_of_noise
+from fedstat.privacy.zcdp import GRID, rho_of_shares, round_to_grid, share_of_noise
 from fedstat.typing import Array, Floats
 
+NAMES = ("score", "information")
 MOST_COLUMNS, MOST_PLACES, MOST_RADIUS = 500, 30, 1e6
 
 
@@ -49,7 +50,7 @@ class NoisySumsRequest:
     `coding` are the columns and their coding, `bounds` their public descriptions, `response` the range to
     which it is cut. `stage` to `half` are a :class:`NoisyPoint`, `places` the binary digits of the sums.
     `variances` are those of the noise on score and information that are left to a coalition, `later` the
-    cost of later steps.
+    cost of later steps in units of 2^-64.
     """
 
     coding: RowsCoding
@@ -65,7 +66,7 @@ class NoisySumsRequest:
     half: float
     places: Annotated[int, Minimum(0)]
     variances: tuple[Annotated[int, Minimum(1)], Annotated[int, Minimum(1)]]
-    later: str
+    later: Annotated[int, Minimum(0)]
     shares: NoiseShares | None
 
     def check(self) -> None:
@@ -81,7 +82,7 @@ class NoisySumsRequest:
         ordered = self.response[0] < self.response[1] and (
             self.family != "Binomial" or self.response == (0.0, 1.0)
         )
-        if not (positive and ordered and self.places <= MOST_PLACES and RHO_PATTERN.fullmatch(self.later)):
+        if not (positive and ordered and self.places <= MOST_PLACES):
             raise MessageError("noisy sums: a radius, a range or a cost is invalid")
         if not set(question.needed) <= set(self.bounds) or question.weights or question.offsets:
             raise MessageError(
@@ -128,7 +129,7 @@ class NoisySumsRequest:
     @property
     def costs(self) -> Fraction:
         """What a site is charged."""
-        arrays = range(1 if self.stage == "means" else 2)
+        arrays = [NAMES.index(name) for name in RELEASES[self.stage]]
         return sum(
             (
                 round_to_grid(rho_of_shares(self.squared[k], self.share(k), self.honest), up=True)
@@ -139,14 +140,15 @@ class NoisySumsRequest:
 
     def owed(self) -> Iterator[NoiseRequired]:
         """Yield the noise of each array; `later` and the shares do not change the request."""
-        words = to_json(replace(self, later="0", shares=None))
-        for k, name in enumerate(("score",) if self.stage == "means" else ("score", "information")):
+        words = to_json(replace(self, later=0, shares=None))
+        for name in RELEASES[self.stage]:
+            k = NAMES.index(name)
             yield NoiseRequired(
                 name,
                 words,
                 self.squared[k],
                 self.share(k),
-                later=Fraction(self.later),
+                later=Fraction(self.later, GRID),
                 shares=self.shares,
             )
 
@@ -205,6 +207,7 @@ NOISY = ArrayDeclaration(
     dtype="int64",
     behind=(EntityCount, NoiseRequired),
     noisy=True,
+    optional=True,
 )
 
 
@@ -214,16 +217,14 @@ NOISY = ArrayDeclaration(
     requests=control("columns, their public bounds, coefficients, variance of the noise", common=True),
     releases={
         "score": NOISY,
-        "information": replace(
-            NOISY, what="sum of bounded products of two columns, with noise", optional=True
-        ),
+        "information": replace(NOISY, what="sum of bounded products of two columns, with noise"),
     },
 )
 def sum_noisy_scores(data: SiteData, state: State, request: NoisySumsRequest) -> dict[str, Array]:
     """Sum bounded scores and information over the rows; the disclosure checks add noise.
 
-    ``score`` (p,), or (p + 1,) with the spread of residuals, and ``information`` (p (p + 1) / 2,), which the
-    means of columns lack, are in units of 2^-places. Nothing that is released, and no failure, depends on a
+    ``score`` (p,), or (p + 1,) with the spread of residuals, and ``information`` (p (p + 1) / 2,), as far as
+    the stage has them, are in units of 2^-places. Nothing that is released, and no failure, depends on a
     row except by these sums.
     """
     question = RowsRequest.from_json(request.coding.question)
@@ -245,8 +246,7 @@ def sum_noisy_scores(data: SiteData, state: State, request: NoisySumsRequest) ->
     for X, y in coded:
         for total, part in zip(sums, bounded_sums(point, X, y, request.places), strict=True):
             total += part
-    score, information = sums
-    return {"score": score} if request.stage == "means" else {"score": score, "information": information}
+    return {name: sums[NAMES.index(name)] for name in RELEASES[request.stage]}
 
 
 def invented_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -256,12 +256,8 @@ def invented_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     p, n = len(request.beta), data.table.n_rows
     first, second = np.triu_indices(p)
     score = np.zeros(p + request.point.extra, np.int64)
-    if request.stage == "means":
-        return {"score": score}, ""
-    return {
-        "score": score,
-        "information": np.where(first == second, n << request.places, 0).astype(np.int64),
-    }, ""
+    sums = score, np.where(first == second, n << request.places, 0).astype(np.int64)
+    return {name: sums[NAMES.index(name)] for name in RELEASES[request.stage]}, ""
 
 
 DRY_RUN_STEPS = {

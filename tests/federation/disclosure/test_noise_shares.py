@@ -151,10 +151,10 @@ def test_other_sites_in_a_sum_have_other_noise():
     ("change", "error", "text"),
     [
         (lambda one: None, DescriptionError, None),
-        (lambda one: replace(one, marks={**one.marks, "E": "0"}), DescriptionError, "masked sum over"),
+        (lambda one: replace(one, marks={**one.marks, "E": 0}), DescriptionError, "masked sum over"),
         (lambda one: replace(one, marks=dict(list(one.marks.items())[:3])), DescriptionError, "masked sum"),
         (lambda one: replace(one, colluding=3), DescriptionError, "two sites more"),
-        (lambda one: replace(one, marks={**one.marks, "A": "0" * 32}), DescriptionError, "have changed"),
+        (lambda one: replace(one, marks={**one.marks, "A": 0}), DescriptionError, "have changed"),
     ],
 )
 def test_shares_that_do_not_fit_the_sum_are_refused_before_a_charge(change, error, text):
@@ -176,7 +176,7 @@ def test_masks_do_not_cancel_if_sites_receive_other_marks():
     def protocol():
         policies = {name: site.policy for name, site in partition.sites.items()}
         shares = yield from agree_shares(policies, session)
-        false = replace(shares, marks={**shares.marks, "A": "0" * 32})
+        false = replace(shares, marks={**shares.marks, "A": 0})
         texts = {name: to_json(CountRequest(SIZE, 1000, shares)) for name in sites} | {
             "B": to_json(CountRequest(SIZE, 1000, false))
         }

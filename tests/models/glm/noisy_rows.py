@@ -45,7 +45,7 @@ def bounds_of(family, kind, q=6):
 
 def model_of(table, family, sites=3, policy=None):
     """Make a model of a table whose rows are at several sites."""
-    policy = policy or fs.Policy(privacy=fs.Budget(1e14, 1e-6, colluding=1))
+    policy = policy or fs.Policy(privacy=fs.Budget(1e16, 1e-6, colluding=1))
     held = table.assign(site=np.array(SITES[:sites])[np.arange(len(table)) % sites])
     partition = fs.ClientPartition.from_frame(held, by="site", policy=policy)
     names = " + ".join(name for name in table.columns if name != "y")
