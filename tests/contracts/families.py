@@ -860,7 +860,17 @@ FAMILIES = {
             pooled={"baseline": "common"},
             response="Surv(time, died)",
             written=True,
-            shorter=("cells", "flags", "edges", "places", "weights", "counts", "remaining"),
+            shorter=(
+                "cells",
+                "flags",
+                "edges",
+                "places",
+                "weights",
+                "counts",
+                "remaining",
+                "slopes",
+                "products",
+            ),
             gaps={
                 **NO_WEIGHTS,
                 **NO_CLUSTERS,

@@ -28,11 +28,17 @@ class CellCounts:
 
 
 def request_of(
-    session: RowsSession, groups: tuple[str, ...], number: str = "", category: str = ""
+    session: RowsSession,
+    groups: tuple[str, ...],
+    number: str = "",
+    category: str = "",
+    weighted: bool = False,
 ) -> CellsRequest:
     """Return the request that opens the rows of a table."""
     agreement = session.agreement
-    return CellsRequest(agreement.question.to_json(), agreement.spec.to_json(), groups, number, category)
+    return CellsRequest(
+        agreement.question.to_json(), agreement.spec.to_json(), groups, number, category, weighted
+    )
 
 
 def open_table(session: RowsSession, request: CellsRequest) -> FitProtocol[Floats]:

@@ -76,7 +76,8 @@ class CellsRequest:
     """The rows and their coding, the columns of the groups, and the column that is divided into intervals.
 
     `question` and `spec` are a :class:`RowsRequest` and a :class:`BlockSpec` in JSON. The number is the time
-    of ``Surv(time, event)`` where `number` is empty. The levels of `category` are counted within groups.
+    of ``Surv(time, event)`` where `number` is empty. The levels of `category` are counted within groups. If
+    the rows of the cells of times shall be `weighted` later, each cell needs as many rows as a sum.
     """
 
     question: str
@@ -84,6 +85,7 @@ class CellsRequest:
     groups: tuple[str, ...] = ()
     number: str = ""
     category: str = ""
+    weighted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +168,17 @@ class OpenCells:
         survival = RowsRequest.from_json(self.request.question).survival
         times = () if survival is None else survival.times
         return tuple(dict.fromkeys(name for tree in times for name in iter_columns(tree)))
+
+    @property
+    def least(self) -> int:
+        """Return the fewest rows of a cell of times."""
+        policy = self.data.policy
+        return max(policy.min_level_count, policy.min_count if self.request.weighted else 0)
+
+    def grid_digest(self, requested: Floats) -> str:
+        """Return a digest of a requested grid, and of what its cells need."""
+        text = requested.tobytes() + (b"weighted" if self.request.weighted else b"")
+        return hashlib.sha256(text).hexdigest()[:16]
 
     @property
     def late(self) -> bool:
@@ -384,9 +397,9 @@ def flag_times(
     before = _counted_before(data, opened)
     if not len(places) or places.min() < 0 or places.max() > len(edges):
         raise MessageError(f"{data.name}: array 'places' must name intervals between the edges")
-    counts, least = opened.time_counts(edges)[:, places], data.policy.min_level_count
+    counts, least = opened.time_counts(edges)[:, places], opened.least
     same = [one for one in before if (one.rows, one.division) == opened.digests]
-    key = (*opened.digests, _grid_digest(requested))
+    key = (*opened.digests, opened.grid_digest(requested))
     repeated = [one.ends for one in before if (one.rows, one.division, one.requested) == key]
     return {
         "flags": np.where(counts >= max(least, 1), ENOUGH, (counts > 0).astype(np.int64)),
@@ -396,10 +409,6 @@ def flag_times(
         "earlier": np.unique([end for one in before for end in one.ends]).astype(np.float64),
         "repeated": np.array(repeated[0] if repeated else (), dtype=np.float64),
     }
-
-
-def _grid_digest(requested: Floats) -> str:
-    return hashlib.sha256(requested.tobytes()).hexdigest()[:16]
 
 
 @step(
@@ -449,7 +458,7 @@ def count_times(
         for cell in range(opened.groups * counts.shape[2])
     ]
     state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
-    grid, ends = _grid_digest(requested), tuple(edges.tolist())
+    grid, ends = opened.grid_digest(requested), tuple(edges.tolist())
     entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, grid, ends))
     if data.policy.remember != "nothing" and entry not in data.site_ledger.one_time_events:
         data.site_ledger.spend(entry)

@@ -123,7 +123,7 @@ class SurvivalEffect(TreatmentEffect):
     [0.59, 0.49, 0.71]
     >>> fit = model.fit(grid=1, until=48)
     >>> fit.restricted_means().round(1)["estimate"].to_dict()
-    {'drugs': 26.0, 'surgery': 31.3, 'surgery - drugs': 5.3}
+    {'drugs': 24.1, 'surgery': 28.0, 'surgery - drugs': 3.9}
     """
 
     model_name: ClassVar[str] = "Effect of a treatment on times"
@@ -201,8 +201,10 @@ class SurvivalEffect(TreatmentEffect):
         Parameters
         ----------
         grid : float or sequence of float, optional
-            Width of the intervals of the curves, or their ends, ascending. It is public. Times count at the
-            end of their interval, and intervals with few rows are merged, as in :meth:`KaplanMeier.fit`.
+            Width of the intervals of the curves, or their ends, ascending. It is public. As in
+            :meth:`KaplanMeier.fit`, intervals with few rows are merged, and events and censored rows within
+            one are in random order. An interval needs as many rows of each arm and outcome as a sum
+            (``min_count`` of a policy), or none.
             Without a grid there are hazard ratios only.
         until : float, optional
             Last time of a grid that is given by its width; required there. Restricted means are up to the

@@ -101,7 +101,7 @@ class SurvivalNewton(TreatmentNewton):
         # 1. Intervals in which no cell has few rows, and their counts: as for curves without weights.
         if grid is not None:
             table = replace(session, family=DESCRIPTIVE)
-            yield from open_table(table, request_of(table, (self.request.arm,)))
+            yield from open_table(table, request_of(table, (self.request.arm,), weighted=True))
             intervals = yield from choose_intervals(table, grid.ends)
             ends, least, over_sites = intervals.ends, intervals.least, intervals.over_sites
             edges = with_ends_apart(ends, intervals.apart)

@@ -130,7 +130,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     >>> fit.propensity.round(2)["estimate"].tolist()
     [-0.44, 0.0, 0.29, 0.03]
     >>> fit.restricted_means().round(1)["estimate"].to_dict()
-    {'drugs': 26.0, 'surgery': 31.3, 'surgery - drugs': 5.3}
+    {'drugs': 24.1, 'surgery': 28.0, 'surgery - drugs': 3.9}
     >>> fit.curves().columns.tolist()
     ['arm', 'time', 'n_risk', 'n_event', 'weight_risk', 'weight_event', 'survival']
     """
@@ -435,7 +435,16 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         )
         unit = self._record.response.partition("(")[2].partition(",")[0].strip()
         ax = plot_survival(
-            curves, cells.ends, later, unit, None, ax=ax, alpha=alpha, events=cause is not None, words=words
+            curves,
+            cells.ends,
+            later,
+            unit,
+            None,
+            ax=ax,
+            alpha=alpha,
+            events=cause is not None,
+            words=words,
+            merged=self._merged,
         )
         kind = found[
             (found["quantity"] == (SURVIVAL if cause is None else INCIDENCE))
@@ -454,6 +463,10 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
                 linewidth=1,
             )
         return ax
+
+    @property
+    def _merged(self) -> bool:
+        return not np.array_equal(self.times, self._fit.requested)
 
     # -- summary -------------------------------------------------------------------------------------
 
@@ -557,7 +570,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         )
         if fit.causes:
             yield NOTES.note("competing", causes=", ".join(map(str, fit.causes)))
-        if fit.cells is not None and not np.array_equal(fit.cells.ends, fit.requested):
+        if fit.cells is not None and self._merged:
             where = "over all sites" if fit.over_sites else "at every site"
             yield NOTES.note(
                 "merged_intervals",

@@ -75,7 +75,7 @@ def pooled(table, competing):
 
 
 class Cells(steps.OpenCells):
-    """The opened rows of a site, without the request from which the number of outcomes follows."""
+    """The opened rows of a site, without the question from which the number of outcomes follows."""
 
     outcomes = 2
     late = False
@@ -92,7 +92,7 @@ class Site:
     def __init__(self, name, table, sites, competing):
         self.name, self.sites = name, sites
         causes = ["none", "first", "second"] if competing else [0, 1]
-        self.opened = (Cells3 if competing else Cells)(self, None, 2)
+        self.opened = (Cells3 if competing else Cells)(self, steps.CellsRequest("", ""), 2)
         self.opened.group = (table["arm"] == "b").to_numpy().astype(np.int64)
         self.opened.event = pd.Index(causes).get_indexer(table["event"]).astype(np.int64)
         self.opened.number = table["months"].to_numpy()
