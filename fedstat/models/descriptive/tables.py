@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError, Remedy
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, PolicyError, Remedy, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
@@ -362,6 +362,7 @@ class QuantileGrid:
 
     low: float
     high: float
+    column: str = ""
 
     @property
     def step(self) -> float:
@@ -378,14 +379,21 @@ class QuantileGrid:
         return np.asarray(self.low + step * (DIVISIONS * np.arange(count + 1) - 0.5))
 
     def quantiles(self, table: NumberTable, shares: Floats) -> Floats:
-        """Return quantiles (G, Q) from counts with numpy's position; an end of the range beyond it."""
+        """Return quantiles (G, Q) from counts with numpy's position; warn of those beyond the range: an end."""
         assert table.counts is not None
         edges, counts = table.counts.edges, table.counts.cells.sum(axis=2)
         middle = (edges[:-1] + edges[1:]) / 2.0
         middle = self.low + self.step * np.round((middle - self.low) / self.step)
         middle = np.concatenate([[self.low], middle, [self.high]])
         # numpy's rule: the position q (n - 1) lies between two ordered rows.
-        low, high = (middle[quantile_places(counts, shares, end)] for end in ENDS)
+        places = np.array([quantile_places(counts, shares, end) for end in ENDS])
+        if np.isin(places[:, counts.any(axis=1)], (0, len(middle) - 1)).any():
+            warn(
+                f"column {self.column!r}: a quantile is outside of the range {self.low:g} to {self.high:g}, and "
+                "the end of the range is reported. Give a wider range in bounds.",
+                DataWarning,
+            )
+        low, high = middle[places]
         position = shares * (counts.sum(axis=1, keepdims=True) - 1.0)
         rest = position - np.floor(position)
         return np.where(position >= 0.0, (1.0 - rest) * low + rest * high, np.nan)
@@ -547,8 +555,9 @@ def quantiles(
     Returns
     -------
     TableFrame
-        One row for each group, one column for each share; an end of the range for a quantile beyond it, and
-        NaN for a group without rows. ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half a step.
+        One row for each group, one column for each share; for a quantile beyond the range an end of it, with
+        a warning, and NaN for a group without rows. ``attrs["ledger"]`` has the ledger, ``attrs["error"]``
+        half a step.
 
     Raises
     ------
@@ -570,7 +579,7 @@ def quantiles(
     if epsilon is not None:
         return _with_noise(TableFrame, quantiles, locals())
     partition = _holder(partition, column, by)
-    grid = QuantileGrid(*_range_of(partition, column, bounds))
+    grid = QuantileGrid(*_range_of(partition, column, bounds), column)
     model = _number_model(partition, column, by, complete, subset)
     table, ledger = model.fit(edges=grid.edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
     found = grid.quantiles(table, shares)
@@ -886,7 +895,7 @@ def table_one(
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
     if epsilon is not None:
         return _with_noise(TableOne, table_one, locals())
-    ranges = {name: QuantileGrid(*_range_of(partition, name, bounds)) for name in nonnormal}
+    ranges = {name: QuantileGrid(*_range_of(partition, name, bounds), name) for name in nonnormal}
     if partition.layout == "vertical":
         _check_all_rows(complete, subset)
     describe = _ColumnsDescribed if partition.layout == "vertical" else _RowsDescribed

@@ -197,3 +197,13 @@ def test_supports_are_named_by_their_levels_whatever_row_comes_first():
         name: found.columns[:, k].tolist() for k, name in enumerate(found.names) if found.columns[:, k].any()
     }
     assert named == {"g[c]": [1, 0, 0, 1], "g, reference level": [0, 1, 0, 0], "g[b]": [0, 0, 1, 0]}
+
+
+@pytest.mark.parametrize("ends", [(65.0, 70.0), (40.0, 60.0), (90.0, 99.0)])
+def test_a_quantile_outside_of_the_range_is_announced(ends):
+    table = fs.datasets.make_survival()
+    partition = fs.ClientPartition.from_frame(table, by="hospital")
+    with pytest.warns(fs.errors.DataWarning, match="outside of the range .* wider range in bounds"):
+        found = fs.quantiles(partition, "age", bounds={"age": ends}).to_numpy()
+    exact = table["age"].quantile([0.25, 0.5, 0.75]).clip(*ends)
+    np.testing.assert_allclose(found[0], exact, atol=0.3)
