@@ -379,7 +379,7 @@ class QuantileGrid:
         return np.asarray(self.low + step * (DIVISIONS * np.arange(count + 1) - 0.5))
 
     def quantiles(self, table: NumberTable, shares: Floats) -> Floats:
-        """Return quantiles (G, Q) from counts with numpy's position; warn of those beyond the range: an end."""
+        """Return quantiles (G, Q) by numpy's rule from counts; beyond the range, warn and return an end."""
         assert table.counts is not None
         edges, counts = table.counts.edges, table.counts.cells.sum(axis=2)
         middle = (edges[:-1] + edges[1:]) / 2.0
@@ -389,8 +389,8 @@ class QuantileGrid:
         places = np.array([quantile_places(counts, shares, end) for end in ENDS])
         if np.isin(places[:, counts.any(axis=1)], (0, len(middle) - 1)).any():
             warn(
-                f"column {self.column!r}: a quantile is outside of the range {self.low:g} to {self.high:g}, and "
-                "the end of the range is reported. Give a wider range in bounds.",
+                f"column {self.column!r}: a quantile is outside of the range {self.low:g} to {self.high:g}, "
+                "and the end of the range is reported. Give a wider range in bounds.",
                 DataWarning,
             )
         low, high = middle[places]
