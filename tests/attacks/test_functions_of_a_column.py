@@ -165,3 +165,63 @@ def test_sums_count_over_partitions_of_the_same_site():
     assert fit(where, "x + log(x)") is not None
     assert fit(where, "x + sqrt(x)") is None
     assert fit(where, "x + log(x)") is not None
+
+
+# ---- the same in a level of few rows ----------------------------------------------------------------
+
+
+def with_level(few, inside=1.0):
+    """A site in which few rows have another value of a column; the other sites have many of both."""
+    rng = np.random.default_rng(few)
+    level = np.full(600, 1.0 - inside)
+    level[rng.choice(200, few, replace=False)] = inside
+    level[200:] = np.arange(400) % 2
+    frame = pd.DataFrame({"site": np.repeat(["S0", "S1", "S2"], 200), "z": level})
+    frame["x"], frame["y"] = rng.integers(20, 90, 600) * 1.0, rng.integers(60, 200, 600) * 1.0
+    return frame.assign(v=rng.normal(size=600).round(2))
+
+
+def answered(where, *formulas, model=fs.FederatedOLS, **options):
+    try:
+        for formula in formulas:
+            model.from_formula(formula, where, **options).fit()
+    except FedstatError:
+        reasons = where.sites["S0"].refusals.reasons
+        assert "maximum sums of one column" in reasons[-1] and "'x'" in reasons[-1], reasons[-1]
+        return False
+    return True
+
+
+CELLS = {
+    "two functions": (("y ~ z + z:x + z:sqrt(x)",), 5),
+    "two fits": (("y ~ z + z:x", "y ~ z + z:sqrt(x)"), 4),
+    "the rows of the other level": (("y ~ x + sqrt(x)", "y ~ z + z:x + z:sqrt(x)"), 5),
+    "a level": (("y ~ C(z) + C(z):x + C(z):log(x)",), 5),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_sums_over_the_rows_of_a_level_are_at_most_half_of_these_rows(case):
+    """The counts are those of x, sqrt(x) and their products, each over the rows of the level."""
+    formulas, sums = CELLS[case]
+    inside = 0.0 if case == "the rows of the other level" else 1.0
+    for few in (2 * sums - 1, 2 * sums):
+        assert answered(partition(with_level(few, inside), "strict"), *formulas) is (few >= 2 * sums), few
+
+
+@pytest.mark.parametrize("name", ["GLORE", "FederatedGEE", "FederatedMixed", "FederatedOrdinal"])
+def test_all_families_count_sums_over_a_level(name):
+    frame = with_level(7).assign(w=lambda t: (t["y"] > 130) * 1, person=np.arange(600) // 3)
+    published = PUBLISHED | {"w": PUBLISHED["z"], "person": {"kind": "group"}}
+    rule = {"published": dict.fromkeys(frame["site"].unique(), published)}
+    where = fs.ClientPartition.from_frame(frame, by="site", policy="strict", **rule)
+    options = {"groups": "person"} if name == "FederatedGEE" else {}
+    right = "z + z:x + z:sqrt(x)" + (" + (1 | person)" if name == "FederatedMixed" else "")
+    assert not answered(where, f"w ~ {right}", model=getattr(fs, name), **options)
+
+
+def test_a_level_is_answered_again_and_adds_nothing():
+    where = partition(with_level(10), "strict")
+    assert answered(where, "y ~ z + z:x + z:sqrt(x)") and answered(where, "y ~ z + z:x + z:sqrt(x)")
+    assert not answered(where, "y ~ z + z:x + z:log(x)")
+    assert answered(where, "y ~ z + z:x", "y ~ x + v")

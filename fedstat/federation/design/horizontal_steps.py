@@ -438,7 +438,9 @@ class OpenRows:
         names, summed = self._columns()
         more = [*response, *offset, *weights]
         rows = np.flatnonzero(self.used)
-        yield SummedProducts(self.released_columns, [*names, *more], rows, [*summed, *[True] * len(more)])
+        kept, own = [True] * len(more), [tuple(question.response_columns)] * len(response)
+        read = [*self._read(len(names)), *own, *[tuple(question.offset_columns)] * len(offset), *zip(weights)]
+        yield SummedProducts(self.released_columns, [*names, *more], rows, [*summed, *kept], read=read)
         if weights or question.response.startswith("cbind"):
             found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
             yield self.products_with(np.concatenate(found))
@@ -451,7 +453,23 @@ class OpenRows:
     def products_with(self, weights: Floats) -> SummedProducts:
         """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
         names, summed = self._columns()
-        return SummedProducts(self.design_columns, names, np.flatnonzero(self.used), summed, weights=weights)
+        return SummedProducts(
+            self.design_columns,
+            names,
+            np.flatnonzero(self.used),
+            summed,
+            weights=weights,
+            read=self._read(len(names)),
+        )
+
+    def _read(self, count: int) -> list[tuple[str, ...]]:
+        """Columns of the table from which each of `count` columns is computed, those of the design first."""
+        by_term = {
+            term_text(term): tuple(dict.fromkeys(name for factor in term for name in factor.columns))
+            for term in self.terms
+        }
+        read = [by_term.get(name, ()) for name in self.term_names]
+        return [*read, *[()] * (count - len(read))]
 
     def _columns(self) -> tuple[list[str], list[bool]]:
         """Names of the design's columns and of the cells of factors, and which are summed."""

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ import pandas as pd
 
 from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.cell_functions import find_cell_functions
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE, max_row_share
 from fedstat.federation.disclosure.policy import Policy
@@ -41,7 +43,9 @@ from fedstat.federation.disclosure.weight_spaces import (
     WeightSpaces,
     find_cleared,
     find_isolated,
+    has_few_values,
 )
+from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
@@ -542,10 +546,42 @@ def check_sums(
         own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
         tolerated = {k for k, one in enumerate(whole.sums) if frozenset(one.items()) in own}
         require_rows(data, whole, len(after.sums), counts, remedy, persons, tolerated, cleared)
+    require_few_functions(data, whole, first, persons)
     if () in cleared:
         whole = replace(whole, cleared=(few, len(whole.sums)))
     if remembered:
         memory.released = replace(released, spaces=whole.kept(released.spaces))
+
+
+def require_few_functions(data: SiteData, spaces: WeightSpaces, first: int, persons: Ints | None) -> None:
+    """Refuse sums from `first` on, if they add too many functions of one column over some of its rows."""
+    share = data.policy.max_column_sums
+    if share == "any":
+        return
+    found = find_cell_functions(
+        spaces, first, share, data.policy.min_own_rows, persons, partial(_has_many_numbers, data)
+    )
+    if found is not None:
+        raise PolicyError.of_rule(
+            "maximum sums of one column",
+            data.name,
+            f"releases at most {share:g} different sums of functions of one column for each row, also of a "
+            f"combination of levels; {found.sums} sums of column {found.column!r} would be known of "
+            f"{found.rows} rows. Merge levels, or leave functions of {found.column!r} out",
+        )
+
+
+def _has_many_numbers(data: SiteData, name: str) -> bool:
+    """Return whether a name is that of a column of the table with many numbers."""
+    if name not in data.table.columns:
+        return False
+
+    def judge() -> bool:
+        column = pd.concat([chunk[name] for chunk in data.table.chunks([name])], ignore_index=True).dropna()
+        is_number = pd.api.types.is_numeric_dtype(column)
+        return is_number and not has_few_values(column.to_numpy(dtype=np.float64))
+
+    return keep_result(data.table, ("many numbers", name), judge)
 
 
 def require_rows(
@@ -589,7 +625,14 @@ def summed_products(made: Expressions, fact: SummedProducts, columns: Floats, co
         column[rows] = values
         return column
 
-    made_of = [made.of(in_table(column)) for column in (ones, *columns)]
+    read = [
+        one for one, kept in zip(fact.read or [(name,) for name in fact.names], summed, strict=True) if kept
+    ]
+    made_of = [made.of(in_table(ones))]
+    made_of += [
+        made.computed_from(names, made.of(in_table(column)))
+        for names, column in zip(read, columns, strict=True)
+    ]
     weight = made_of[0] if fact.weights is None else made.of(in_table(fact.weights))
     names = [ROWS_OF_TABLE, *(repr(name) for name, kept in zip(fact.names, summed, strict=True) if kept)]
     leveled = [all(not a for _, a in one) for one in made_of]

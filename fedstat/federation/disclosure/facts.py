@@ -398,6 +398,8 @@ class SummedProducts:
         With which the products are summed once more; the columns were told before.
     multiplied : bool
         Whether products are summed; otherwise only each column.
+    read : sequence of tuple of str, (q,)
+        Columns of the table from which each one is computed; by default the one of its name.
     """
 
     chunks: Callable[[], Iterable[Floats]]
@@ -407,6 +409,7 @@ class SummedProducts:
     code: Ints | None = None
     weights: Floats | None = None
     multiplied: bool = True
+    read: Sequence[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,11 +362,17 @@ def _enter_levels_and_weights(arrays: dict[str, Array], table: Table) -> dict[st
     return arrays
 
 
+def _without_columns(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 4: from which columns atoms are computed is not stored; later requests name them."""
+    return arrays
+
+
 CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {
     0: _name_mark_form,
     1: _express_columns,
     2: _separate_patterns,
     3: _enter_levels_and_weights,
+    4: _without_columns,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""
 

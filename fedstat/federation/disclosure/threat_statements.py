@@ -70,9 +70,10 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "the same ones, the minimum holds for the sum over these sites.",
         "For survival curves: that an interval between two such times has few rows of a group and outcome. "
         "It is examined within a wider interval, whose counts are released.",
-        "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
-        "This limit counts the rows of a site, and not those of a level: two functions of a column of whole "
-        "numbers in a level of few rows reveal its values in that level.",
+        "At most {max_column_sums:g} different sums of functions of one column for each row of a site, and "
+        "for each row of a combination of levels that has fewer rows than an own fit needs.",
+        "Which whole numbers a column has in a level of some ten rows, without their order, if somebody "
+        "tries all of them: one sum of square roots or logarithms has enough digits.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
         "several sums of functions of a column then have the outlier as their only unknown value.",
         "Sums are exact. Therefore very many analyses of the same rows reveal more than each one alone.",

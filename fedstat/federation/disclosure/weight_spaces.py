@@ -162,6 +162,8 @@ class WeightSpaces:
     patterns : tuple of Pattern
     atoms : tuple of (n_rows,) arrays of float32
         Columns of many values; NaN where a value is not known.
+    columns : tuple of tuple of str
+        Columns of the table from which each atom is computed, as far as they are known.
     sums : tuple of polynomials
         Each one is summed over all rows.
     cleared : pair of int
@@ -171,6 +173,7 @@ class WeightSpaces:
     n_rows: int
     patterns: tuple[Pattern, ...] = ()
     atoms: tuple[Array, ...] = ()
+    columns: tuple[tuple[str, ...], ...] = ()
     sums: tuple[Polynomial, ...] = ()
     cleared: tuple[int, int] = (0, 0)
     _known: frozenset[frozenset[tuple[Monomial, float]]] = field(default_factory=frozenset)
@@ -206,9 +209,8 @@ class WeightSpaces:
             return self
         known = len(before.atoms)
         sums = [one for one in self.sums if all(i < known for _, a in one for i in a)]
-        return replace(self, atoms=self.atoms[:known], sums=(), cleared=(0, 0), _known=frozenset()).with_sums(
-            sums
-        )
+        fewer = replace(self, atoms=self.atoms[:known], columns=self.columns[:known], sums=())
+        return replace(fewer, cleared=(0, 0), _known=frozenset()).with_sums(sums)
 
     def carried(self, places: Ints, gone: Ints) -> WeightSpaces:
         """Return the spaces of a table with other rows; see :meth:`ReleasedGroups.carried`.
@@ -236,6 +238,7 @@ class WeightSpaces:
             "weight values": np.concatenate([one.values for one in self.patterns] or [np.zeros(0)]),
             "weight counts": np.array([len(one.values) for one in self.patterns], dtype=np.int32),
             "weight atoms": np.column_stack(self.atoms or [nothing]),
+            "weight columns": np.frombuffer(json.dumps(self.columns).encode(), dtype=np.uint8),
             "weight sums": np.frombuffer(text.encode(), dtype=np.uint8),
         }
 
@@ -253,11 +256,15 @@ class WeightSpaces:
             {(tuple(p), tuple(a)): float(value) for p, a, value in one}
             for one in json.loads(arrays["weight sums"].tobytes())
         ]
+        names = ((),) * atoms.shape[1]
+        if "weight columns" in arrays:
+            names = tuple(tuple(map(str, one)) for one in json.loads(arrays["weight columns"].tobytes()))
         used = [key for one in sums for key in one]
         whole = (
             codes.ndim == atoms.ndim == 2
             and len(codes) == len(atoms) == n_rows
             and len(counts) == codes.shape[1]
+            and len(names) == atoms.shape[1]
             and counts.sum() == len(values)
             and np.isfinite(values).all()
             and (not codes.size or (codes.min() >= 0 and (codes.max(axis=0) < counts).all()))
@@ -272,7 +279,9 @@ class WeightSpaces:
             for one, part in zip(codes.T, parts, strict=True)
         )
         patterns = tuple(Pattern.stored(part, one) for part, one in zip(parts, columns, strict=True))
-        return cls(n_rows, patterns, tuple(np.ascontiguousarray(one) for one in atoms.T)).with_sums(sums)
+        return cls(n_rows, patterns, tuple(np.ascontiguousarray(one) for one in atoms.T), names).with_sums(
+            sums
+        )
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -288,6 +297,7 @@ class Expressions:
         self._every = np.arange(self.n)
         self._patterns = [*spaces.patterns]
         self._atoms: list[Array] = [*spaces.atoms]
+        self._columns: list[tuple[str, ...]] = [*spaces.columns]
         self._place = {one.digest: j for j, one in reversed([*enumerate(spaces.patterns)])}
         self._indicators = {j for j, one in enumerate(spaces.patterns) if one.is_indicator}
 
@@ -314,6 +324,12 @@ class Expressions:
         elif rest.any():
             out |= self._new(rest, np.flatnonzero(rest))
         return out
+
+    def computed_from(self, columns: Sequence[str], found: Polynomial) -> Polynomial:
+        """Remember from which columns of the table an expressed column is computed, and return it."""
+        for i in {i for _, a in found for i in a}:
+            self._columns[i] = self._columns[i] or tuple(columns)
+        return found
 
     def rows(self, inside: Bools) -> Polynomial:
         """Return the indicator of rows, (n_rows,); rows that are gone come last and are not inside."""
@@ -371,7 +387,7 @@ class Expressions:
     def result(self) -> WeightSpaces:
         """Return the history with all patterns and atoms, and its sums."""
         atoms = tuple(np.asarray(one, dtype=np.float32) for one in self._atoms)
-        return replace(self.spaces, patterns=tuple(self._patterns), atoms=atoms)
+        return replace(self.spaces, patterns=tuple(self._patterns), atoms=atoms, columns=tuple(self._columns))
 
     def _pattern(self, x: Floats) -> int:
         return self._place_of(Pattern.of(x))
@@ -402,6 +418,7 @@ class Expressions:
             x = np.where(x == common, 0.0, x)
         place, there = len(self._atoms), x != 0.0
         self._atoms.append(x if there.all() else np.where(there, x, np.nan))
+        self._columns.append(())
         out[((self._rows(there),), (place,))] = 1.0
         return out
 
@@ -613,7 +630,7 @@ def find_isolated(
     for members in _components(spaces.sums, first):
         if next(iter(spaces.sums[members[0]]))[1] in cleared:
             continue
-        key = _shape(spaces.sums, members, first)
+        key = shape_of_sums(spaces.sums, members, first)
         if key in judged:  # one component for several of the same shape
             continue
         judged.add(key)
@@ -633,7 +650,7 @@ def find_cleared(spaces: WeightSpaces, first: int, few: int, persons: Ints | Non
     cleared: set[Quantity] = set()
     judged: dict[object, bool] = {}
     for members in _components(spaces.sums, first):
-        key = _shape(spaces.sums, members, first)
+        key = shape_of_sums(spaces.sums, members, first)
         if key not in judged:
             weights = ComponentWeights.of(spaces, members, few, persons)
             judged[key] = weights is None or weights.have_small_shares()
@@ -662,7 +679,7 @@ def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
     return [found for found in members.values() if found[-1] >= first]
 
 
-def _shape(sums: Sequence[Polynomial], members: list[int], first: int) -> object:
+def shape_of_sums(sums: Sequence[Polynomial], members: list[int], first: int) -> object:
     """Return what decides about a component: its weights, without the names of its quantities.
 
     Counts, the quantity of no atoms, are judged by other rules and keep their name.
@@ -760,6 +777,8 @@ class ComponentWeights:
         M = self.M.reshape(d, -1)
         length = np.sqrt(np.einsum("de,de->d", M, M))
         there = length > 0.0
+        if not there.any():  # products of indicators of rows that have no row in common
+            return True
         M, length = (M, length) if there.all() else (M[there], length[there])
         values, vectors = np.linalg.eigh(M @ M.T / np.outer(length, length))
         kept = values > NEW_DIRECTION**1.5
@@ -843,14 +862,15 @@ def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:
     length = np.linalg.norm(M, axis=0)
     there = length > 0.0
     M, known = M[:, there] / length[there], known[there]
-    U = _orthonormal(M[:, known])
+    U = orthonormal_columns(M[:, known])
     rest = M[:, ~known]
     for _ in range(2):
         rest = rest - U @ (U.T @ rest)
-    return np.hstack([U, _orthonormal(rest)]), U.shape[1]
+    return np.hstack([U, orthonormal_columns(rest)]), U.shape[1]
 
 
-def _orthonormal(M: Floats) -> Floats:
+def orthonormal_columns(M: Floats) -> Floats:
+    """Return orthonormal columns that span those of M (m, d)."""
     if not M.shape[1]:
         return M
     U, s, _ = np.linalg.svd(M, full_matrices=False)

@@ -1,0 +1,175 @@
+"""Sums of functions of one column over few rows: how many a site releases.
+
+A few functions of a column, such as x, x^2 and sqrt(x), determine its values in a cell of few rows: from four
+sums over seven persons follow their seven ages. So the sums of functions of one column that, alone or
+combined, rest on some of the rows are at most a share of these rows, as they are over all rows
+(:mod:`fedstat.federation.disclosure.column_sums`).
+
+Which sums these are follows from the release history. For a set S of cells, the combinations of sums that are
+zero outside of S form a space; its dimension is the number of sums over S. If it is above a share of the rows
+of S, so is the sum of leverages over S, since each combination has a leverage of one there. Hence a cell of S
+has a leverage above this share, and most columns are cleared by the leverages alone. Sets
+of as many rows as a site whose own fit is shown are judged as such a site.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.federation.disclosure.weight_spaces import (
+    ESTIMATE,
+    ISOLATED,
+    ComponentWeights,
+    WeightSpaces,
+    orthonormal_columns,
+    shape_of_sums,
+)
+from fedstat.typing import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class CellFunctions:
+    """A column whose functions are summed over too few rows."""
+
+    column: str
+    sums: int
+    rows: int
+
+
+def find_cell_functions(
+    spaces: WeightSpaces,
+    first: int,
+    share: float,
+    most: int,
+    persons: Ints | None,
+    has_many_values: Callable[[str], bool],
+) -> CellFunctions | None:
+    """Find a column of which sums from `first` on add too many over some of its rows.
+
+    Parameters
+    ----------
+    spaces : WeightSpaces
+    first : int
+        The sums before were released earlier.
+    share : float
+        Most sums for each row.
+    most : int
+        Rows from which on a set is not examined.
+    persons : (n_rows,) array of int, optional
+        The person of each row, if some have several.
+    has_many_values : callable
+        Tells whether a column has many numbers, and not few or other values.
+
+    Returns
+    -------
+    CellFunctions or None
+    """
+    new = {i for one in spaces.sums[first:] for _, a in one if a != ESTIMATE for i in a}
+    clear: set[object] = set()
+    for column in dict.fromkeys(name for i in sorted(new) for name in spaces.columns[i]):
+        atoms = {i for i, names in enumerate(spaces.columns) if column in names}
+        members = _members(spaces, atoms)
+        if not members or members[-1] < first:
+            continue
+        shape = shape_of_sums(spaces.sums, members, first)
+        if shape in clear:  # one column for several of the same shape
+            continue
+        judged = _Sums.of(spaces, members, first, share, most, persons)
+        if judged is None or not judged.may_exceed(share):
+            clear.add(shape)
+        elif has_many_values(column):
+            others = {name for i in atoms for name in spaces.columns[i]} - {column}
+            many = {name for name in others if has_many_values(name)}
+            members = _members(spaces, {i for i in atoms if not many & set(spaces.columns[i])})
+            judged = _Sums.of(spaces, members, first, share, most, persons)
+            for sums, rows in judged.exceeding(share, most) if judged else ():
+                return CellFunctions(column, sums, rows)
+    return None
+
+
+def _members(spaces: WeightSpaces, atoms: set[int]) -> list[int]:
+    """Return the sums of functions of these atoms alone."""
+    return [
+        k
+        for k, one in enumerate(spaces.sums)
+        if all(atoms.issuperset(a) for _, a in one) and any(a for _, a in one)
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Sums of functions of one column: `M` (d, Q, E) as in :class:`ComponentWeights`, without counts.
+
+    Of these, `known` (d,) were released before.
+    """
+
+    M: Floats
+    known: Bools
+    unit: Ints
+    persons: Floats
+
+    @classmethod
+    def of(
+        cls,
+        spaces: WeightSpaces,
+        members: list[int],
+        first: int,
+        share: float,
+        most: int,
+        persons: Ints | None,
+    ) -> _Sums | None:
+        """Return the sums; None if no cell is small enough."""
+        if not members or members[-1] < first:
+            return None
+        few = min(int(len(members) / share), most - 1)
+        weights = ComponentWeights.of(spaces, members, few, persons)
+        if weights is None:
+            return None
+        quantities = list(dict.fromkeys(a for k in members for _, a in spaces.sums[k]))
+        kept = [q for q, a in enumerate(quantities) if a]
+        known = np.array([k < first for k in members])
+        return cls(weights.M[:, kept], known, weights.unit, weights.persons)
+
+    def may_exceed(self, share: float) -> bool:
+        """Return whether a cell has a leverage that is a large share of its rows."""
+        return bool(self._above(self._span(np.ones(len(self.M), dtype=np.bool_)), share).any())
+
+    def exceeding(self, share: float, most: int) -> Iterator[tuple[int, int]]:
+        """Yield numbers of sums and rows of sets of cells with more sums than `share` of their rows."""
+        every = np.ones(len(self.M), dtype=np.bool_)
+        span, before = self._span(every), self._span(self.known)
+        units = np.flatnonzero(self._above(span, share))
+        for chosen in [units, *(units[[k]] for k in range(len(units)))]:
+            inside = self._support(span, np.isin(self.unit, chosen))
+            rows = float(self.persons[np.unique(self.unit[inside])].sum())
+            sums = _alone(span, inside).shape[2]
+            if rows < most and sums > max(share * rows, _alone(before, inside).shape[2]):
+                yield sums, round(rows)
+
+    def _span(self, chosen: Bools) -> Floats:
+        """Orthonormal columns (Q, E, r) that span the sums."""
+        M = self.M[chosen]
+        U = orthonormal_columns(M.reshape(len(M), math.prod(M.shape[1:])).T)
+        return U.reshape(*self.M.shape[1:], U.shape[1])
+
+    def _above(self, span: Floats, share: float) -> Bools:
+        leverage = np.bincount(self.unit, np.einsum("qer,qer->e", span, span), len(self.persons))
+        return np.asarray(leverage > share * self.persons)
+
+    def _support(self, span: Floats, inside: Bools) -> Bools:
+        """Entries that combinations on the entries `inside` alone belong to."""
+        found = _alone(span, inside)
+        return np.asarray(inside & (np.einsum("qek,qek->e", found, found) > ISOLATED**2))
+
+
+def _alone(span: Floats, inside: Bools) -> Floats:
+    """Return combinations (Q, E, k) of orthonormal columns (Q, E, r) that are zero but `inside`, (E,)."""
+    r = span.shape[2]
+    if not r or not inside.any():
+        return span[:, :, :0]
+    _, s, directions = np.linalg.svd(span[:, inside].reshape(-1, r), full_matrices=False)
+    return np.asarray(span @ directions[s**2 >= 1.0 - ISOLATED].T)
