@@ -7,8 +7,8 @@ the checks that ``checks`` lists in order. Read in this order:
 * ``family``, ``facts``: how a step declares what it releases, and the facts that it reports about the rows.
 * ``checks``: the order of all checks; ``request_checks`` need no row, ``row_checks`` and ``leverage`` examine
   the rows behind a release.
-* ``differencing``, ``weight_spaces``, ``cell_functions``, ``weighted_sums``, ``column_sums``: comparisons with
-  earlier releases, which ``release_history`` keeps; ``analysis_sets``: rows that are left out, so that
+* ``differencing``, ``weight_spaces``, ``cell_functions``, ``weighted_sums``, ``column_sums``: comparisons
+  with earlier releases, which ``release_history`` keeps; ``analysis_sets``: rows that are left out, so that
   analyses do not differ by few.
 * ``privacy_budget``: noise and its charge.
 * ``approval``: studies, roles and plans that an owner decides about.
