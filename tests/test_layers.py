@@ -58,6 +58,7 @@ BUILDS_ON = {
     "gee": {"glm"},
     "survival_effect": {"treatment", "descriptive"},
     "glm": {"copula"},
+    "descriptive": {"copula"},
 }
 """A family that makes something else of others' releases: this one may import those, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}

@@ -154,6 +154,20 @@ class Bounds(Mapping[str, PublishedColumn]):
         return {name: self._columns[name] for name in names}
 
 
+def published_together(sites: Any) -> dict[str, PublishedColumn]:
+    """Join what owners publish of the same columns: ranges that contain all, and all levels."""
+    out: dict[str, PublishedColumn] = {}
+    for name, column in (item for site in sites for item in site.published.items()):
+        if column.kind in ("curve", "group"):
+            continue
+        known = out.get(name, column)
+        levels = (*known.levels, *(one for one in column.levels if one not in known.levels))
+        a, b = known.range, column.range
+        both = (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
+        out[name] = replace(known, levels=levels if known.levels and column.levels else (), range=both)
+    return out
+
+
 def asinh(low: float, high: float, scale: float = 1.0) -> PublishedColumn:
     """Bound a number with bins equally wide in asinh(x / scale), for amounts of either sign.
 

@@ -39,7 +39,8 @@ from fedstat.inference.noisy_tables import (
     noisy_survival_counts,
 )
 from fedstat.models.checks import check_masked, checks_arguments, takes_parsed
-from fedstat.models.descriptive.noisy_model import USUAL_DELTA, NoiseSetting, NoisyTable
+from fedstat.models.copula.private_release import USUAL_DELTA
+from fedstat.models.descriptive.noisy_model import NoiseSetting, NoisyTable
 from fedstat.models.descriptive.noisy_steps import CodedColumn, TablePart
 from fedstat.models.descriptive.protocol import (
     MOST_TRIES,
@@ -308,9 +309,7 @@ class KaplanMeier(CurveModel):
         spec = BlockSpec(terms=question.terms, columns=question.columns, intercept=question.intercept)
         self.agreement = RowsSchema(question, spec, counts)
 
-    def _with_noise(
-        self, grid: Floats, epsilon: object, delta: object, bounds: object, masked: object
-    ) -> NoisyTable:
+    def _with_noise(self, grid: Floats, epsilon: Any, delta: Any, bounds: Any, masked: Any) -> NoisyTable:
         """Return the table of running counts by group and event."""
         question = self.question
         setting = NoiseSetting.of(

@@ -16,17 +16,16 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import DescriptionError, ModelError, Remedy
+from fedstat.errors import ModelError, Remedy
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
-from fedstat.federation.disclosure.policy import MAX_DELTA, Budget, Policy
-from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE, NoiseRequired, NoiseShares
+from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, join_names
 from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.noise_shares import agree_shares, coalition_of
-from fedstat.federation.tables.columns import LevelValue
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.inference.noisy_tables import (
     UNIT,
@@ -37,6 +36,8 @@ from fedstat.inference.noisy_tables import (
     price,
 )
 from fedstat.models.checks import check_layout
+from fedstat.models.copula.bounds import Bounds, published_together
+from fedstat.models.copula.private_release import ROUNDING, check_budget, check_delta, check_epsilon
 from fedstat.models.descriptive.noisy_steps import (
     DRY_RUN_STEPS,
     CodedColumn,
@@ -49,9 +50,6 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Array, Floats
 
-USUAL_DELTA = 1e-6
-ROUNDING = Fraction(1, 2**40)
-"""Share of a budget that is reserved for rounding up at the sites."""
 FEWEST_INTERVALS, MOST_INTERVALS = 16, 256
 FIRST_SHARE = Fraction(1, 4)
 """Share of the charge of correlations that finds the middle and the spread of each column."""
@@ -74,7 +72,7 @@ class NoiseSetting:
 
     epsilon: float
     delta: float
-    bounds: Mapping[str, Any] | None = None
+    bounds: Bounds
     complete: tuple[str, ...] = ()
 
     @classmethod
@@ -82,18 +80,12 @@ class NoiseSetting:
         cls,
         epsilon: Any,
         delta: Any,
-        bounds: object,
+        bounds: Mapping[str, Any] | None,
         complete: Sequence[str],
         subset: object,
         masked: object,
     ) -> NoiseSetting:
         """Check the arguments of a table with noise; a ModelError names the wrong one."""
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0.0 < epsilon < math.inf:
-            raise ModelError(f"epsilon: expected a positive number, received {epsilon!r}")
-        if not isinstance(delta, float) or not 0.0 < delta <= MAX_DELTA:
-            raise ModelError(
-                f"delta: expected a number above 0 and at most {MAX_DELTA:g}, received {delta!r}"
-            )
         if bounds is not None and not isinstance(bounds, Mapping):
             raise ModelError("bounds: expected a range or levels by column, as in bounds={'age': (0, 120)}")
         if subset is not None:
@@ -103,7 +95,7 @@ class NoiseSetting:
                 "masked: with epsilon, sums are masked where owners let sites share the noise "
                 "(colluding); leave it out"
             )
-        return cls(float(epsilon), delta, bounds, tuple(complete))
+        return cls(check_epsilon(epsilon), check_delta(delta), Bounds(bounds or {}), tuple(complete))
 
     @property
     def rho(self) -> Fraction:
@@ -111,23 +103,14 @@ class NoiseSetting:
         return rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
 
     def describe(self, partition: ClientPartition, name: str) -> PublishedColumn:
-        """Return the public description of a column: that of `bounds`, or that which the sites publish.
-
-        A tuple of two numbers is a range, any other sequence has levels.
-        """
-        given = None if self.bounds is None else self.bounds.get(name)
-        if isinstance(given, PublishedColumn):
-            return given
-        if isinstance(given, tuple) and len(given) == 2 and all(map(_is_number, given)):
-            low, high = map(float, given)
-            if not -math.inf < low < high < math.inf:
-                raise ModelError(f"bounds: expected two finite ends for {name!r}, the smaller first")
-            return PublishedColumn("number", (low, high))
-        if given is not None:
-            if isinstance(given, str) or not isinstance(given, Sequence | range) or not len(given):
-                raise ModelError(f"bounds: expected a range (low, high) or a list of levels for {name!r}")
-            return PublishedColumn("category", levels=tuple(given))
-        return _published(partition, name)
+        """Return the public description of a column: that of `bounds`, or that which the sites publish."""
+        if name == partition.site_column:
+            return PublishedColumn("category", levels=tuple(partition.sites))
+        if not any(name in held for held in partition.columns.values()):
+            raise ModelError(f"there is no column {name!r} at any site")
+        if name in self.bounds:
+            return self.bounds[name]
+        return Bounds(published_together(partition.sites.values())).of([name])[name]
 
     def levels(self, partition: ClientPartition, name: str) -> CodedColumn:
         """Return a category with its public levels."""
@@ -148,24 +131,6 @@ class NoiseSetting:
                 remedy=Remedy("bounds={{{name!r}: (low, high)}}", "write {call}").filled(name=name),
             )
         return described.range
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _published(partition: ClientPartition, name: str) -> PublishedColumn:
-    """Join what all sites publish of a column: the widest range, and all levels."""
-    if not any(name in held for held in partition.columns.values()) and name != partition.site_column:
-        raise ModelError(f"there is no column {name!r} at any site")
-    found = [site.published.get(name) for site in partition.sites.values()]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
-        return PublishedColumn("number")
-    levels: dict[LevelValue, None] = dict.fromkeys(level for one in known for level in one.levels)
-    ranges = [one.range for one in known if one.range is not None]
-    both = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
-    return replace(known[0], levels=tuple(levels), range=both)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -382,29 +347,10 @@ class NoisyTable(Explainable):
 
     def _sum(self, attempt: FitAttempt) -> NoisyRelease:
         self._check_rows()
-        self._check_budgets()
+        for site, policy in self.policies.items():
+            check_budget(site, policy, self.cost)
         sums = attempt.run(self._protocol(), tuple(self.policies) if self.masked else ())
         return NoisyRelease(tuple(sums), attempt.ledger, self.spent, self.setting.delta)
-
-    def _check_budgets(self) -> None:
-        """Refuse a table without sufficient budgets, before any site spends its own."""
-        for site, policy in self.policies.items():
-            budget = policy.privacy
-            if budget is None:
-                raise DescriptionError.of_rule(
-                    "privacy budget",
-                    site,
-                    "is none, and tables with epsilon are charged to one. The owner may set it by the lines  "
-                    f"{BUDGET_EXAMPLE}  in policy.toml; no request was sent",
-                )
-            if budget.delta and self.cost > rho_of_budget(budget.epsilon, budget.delta):
-                raise DescriptionError.of_rule(
-                    "privacy budget",
-                    site,
-                    f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
-                    f"table costs {epsilon_of_zcdp(self.cost, budget.delta):.3g}. Use a smaller epsilon; no "
-                    "request was sent",
-                )
 
     def _check_rows(self) -> None:
         """Refuse a table whose noise hides all rows of a group, before any site spends its budget."""

@@ -223,7 +223,7 @@ def _part_of(
     share: float,
 ) -> TablePart:
     """Return the sums of one variable."""
-    if category or setting.describe(partition, name).kind == "category":
+    if category or setting.describe(partition, name).range is None:
         if nonnormal:
             raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
         return TablePart("cells", (setting.levels(partition, name),), groups)

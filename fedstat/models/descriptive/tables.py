@@ -23,9 +23,10 @@ from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked, checks_names
+from fedstat.models.copula.private_release import USUAL_DELTA
 from fedstat.models.descriptive.columns import ColumnPair, PairTable
 from fedstat.models.descriptive.frames import TableFrame, table_frame
-from fedstat.models.descriptive.noisy_model import USUAL_DELTA, NoiseSetting
+from fedstat.models.descriptive.noisy_model import NoiseSetting
 from fedstat.models.descriptive.noisy_results import (
     Figures,
     RequestedTable,

@@ -27,7 +27,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.noise_shares import agree_shares, coalition_of
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable
-from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.bounds import Bounds, IntoBound, published_together
 from fedstat.models.copula.private_release import ROUNDING, check_delta, check_epsilon
 from fedstat.models.glm.noisy_newton import (
     FAMILIES,
@@ -314,20 +314,6 @@ def _bounds(
     if dates := [name for name, one in found.items() if one.form == "date"]:
         raise ModelError(f"bounds: column {dates[0]!r} holds dates; make a column of numbers of it")
     return found
-
-
-def published_together(sites: Any) -> dict[str, PublishedColumn]:
-    """Join what owners publish of the same columns: ranges that contain all, and all levels."""
-    out: dict[str, PublishedColumn] = {}
-    for name, column in (item for site in sites for item in site.published.items()):
-        if column.kind in ("curve", "group"):
-            continue
-        known = out.get(name, column)
-        levels = (*known.levels, *(one for one in column.levels if one not in known.levels))
-        a, b = known.range, column.range
-        both = (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
-        out[name] = replace(known, levels=levels if known.levels and column.levels else (), range=both)
-    return out
 
 
 def _coding(question: RowsRequest, bounds: Mapping[str, PublishedColumn]) -> BlockSpec:

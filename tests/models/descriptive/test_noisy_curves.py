@@ -144,7 +144,7 @@ def test_events_are_compared_with_a_level():
         ("Surv(log(time), died) ~ arm", {}, FormulaError, "with epsilon, the left side is"),
         ("Surv(time, died > 0) ~ arm", {}, FormulaError, "with epsilon, the left side is"),
         ("Surv(time, time, died) ~ arm", {}, FormulaError, "with epsilon, the left side is"),
-        (FORMULA, {"bounds": None}, ModelError, "'arm' needs its public levels"),
+        (FORMULA, {"bounds": None}, ModelError, "1 of 1 columns have none"),
         (FORMULA, {"masked": True}, ModelError, "masked: with epsilon"),
         (FORMULA, {"epsilon": -1.0}, ModelError, "epsilon: expected a positive number"),
         (FORMULA, {"epsilon": 0.01}, ModelError, "hides the rows of 4 groups"),

@@ -250,9 +250,21 @@ def test_intervals_have_round_middles():
         ({"epsilon": 1.0, "subset": "age > 3"}, ModelError, "subset: tables with epsilon"),
         ({"epsilon": 1.0, "masked": True}, ModelError, "masked: with epsilon"),
         ({"epsilon": 11.0}, DescriptionError, "A: .*is epsilon 10 at delta 1e-06 over all analyses"),
-        ({"epsilon": 1.0, "bounds": {"arm": ["a", "b"]}}, ModelError, r"'stage' needs its public levels"),
-        ({"epsilon": 1.0, "bounds": {**BOUNDS, "arm": "ab"}}, ModelError, "a list of levels for 'arm'"),
-        ({"epsilon": 1.0, "bounds": {**BOUNDS, "arm": (3, 1)}}, ModelError, "two finite ends for 'arm'"),
+        (
+            {"epsilon": 1.0, "bounds": {"arm": ["a", "b"]}},
+            ModelError,
+            r'(?s)1 of 1 columns have none.*"stage"',
+        ),
+        (
+            {"epsilon": 1.0, "bounds": {**BOUNDS, "arm": "ab"}},
+            ModelError,
+            "bounds of column 'arm': expected a range",
+        ),
+        (
+            {"epsilon": 1.0, "bounds": {**BOUNDS, "arm": (3, 1)}},
+            ModelError,
+            "bounds of column 'arm': expected an ascending",
+        ),
         ({"epsilon": 1.0, "bounds": 3}, ModelError, "bounds: expected"),
         ({"epsilon": 1.0, "complete": ["zz"]}, ModelError, "column 'zz' is not at 'A', 'B', 'C'"),
     ],
@@ -282,7 +294,7 @@ def test_what_has_no_form_with_noise_is_refused():
     with pytest.raises(ModelError, match="horizontal partition"):
         fs.crosstab(vertical, "arm", "stage", epsilon=1.0, bounds=BOUNDS)
     plain = fs.ClientPartition.from_frame(table(), by="site")
-    with pytest.raises(DescriptionError, match=r"A: .*is none, and tables with epsilon are charged"):
+    with pytest.raises(DescriptionError, match=r"A: .*is none, and releases with noise are charged"):
         CALLS["crosstab"](plain, epsilon=1.0)
 
 
