@@ -5,9 +5,9 @@
 ``responses`` says which values a response may have, and ``multiple_tests`` adjusts p-values. Each of the
 others is for one family or two: ``partial_likelihood`` (Cox), ``lifetimes`` (accelerated failure times),
 ``treatment`` (effects of a treatment), ``categories`` (ordinal and multinomial), ``clusters`` (estimating
-equations), ``mixed_effects``, ``curves`` and ``boosting``, ``split_networks`` (LASER), ``latent_factors`` and
-``item_responses`` (M2-SEM), ``copula`` and ``discrete_gaussian`` (synthesis), ``sketch`` (VFEM). ``compiled``
-lists what was compiled on this machine.
+equations), ``absorption`` (effects of many levels), ``mixed_effects``, ``curves`` and ``boosting``,
+``split_networks`` (LASER), ``latent_factors`` and ``item_responses`` (M2-SEM), ``copula`` and
+``discrete_gaussian`` (synthesis), ``sketch`` (VFEM). ``compiled`` lists what was compiled on this machine.
 """
 
 from typing import Any

@@ -203,6 +203,7 @@ FITS: dict[str, Fit] = {
     "ols survey": of("FederatedOLS", "rows", "y ~ x", SURVEY, labels=["ward", "site"], var_weights="v"),
     "ols frequency weights": of("FederatedOLS", "rows", "y ~ x * z", freq_weights="f"),
     "ols without own fits": of("FederatedOLS", "rows", "y ~ x + z", {"local": False}),
+    "ols absorbed": of("FederatedOLS", "rows", "y ~ x + z | ward"),
     "ols of two sites": of("FederatedOLS", "two rows", "y ~ x"),
     "ols transforms": of(
         "FederatedOLS",

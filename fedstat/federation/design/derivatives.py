@@ -297,6 +297,7 @@ def _known_columns(
     """Return bounds of splines by column, and means and standard deviations of columns."""
     bounds: dict[str, tuple[float, float]] = {}
     moments: dict[str, tuple[float, float]] = {}
+    absorbed = agreement.question.absorbed
     for term in agreement.question.read_terms():
         if len(term) > 1:
             continue
@@ -316,7 +317,8 @@ def _known_columns(
         elif state.get("norms2"):  # of a polynomial, whose first column is x less its mean
             n, squares = (float(state["norms2"][degree]) for degree in "01")
             moments[tree.name] = float(state["alpha"]["0"]), (squares / n) ** 0.5
-        elif function in ("", "center", "scale") and text in design.names:
+        # Columns less absorbed effects have the mean zero, and no column of the data has these values.
+        elif function in ("", "center", "scale") and text in design.names and not absorbed:
             j, unit = design.names.index(text), float(state.get("scale") or 1.0)
             mean = unit * float(design.mean[j]) + float(state.get("center") or 0.0)
             moments[tree.name] = mean, unit * float(design.spread[j])

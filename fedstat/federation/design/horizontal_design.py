@@ -67,6 +67,14 @@ class RowsSchema:
         return tuple(row.site for row in self.sites if row.left_out)
 
 
+@dataclass(frozen=True, slots=True)
+class AbsorbedCounts:
+    """Rank of the levels of absorbed effects over all sites, and rows left out that are alone in one."""
+
+    levels: int = 0
+    alone: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsDesign:
     """The coded design: p columns, the intercept first where there is one, and the term of each.
@@ -83,6 +91,17 @@ class RowsDesign:
     spread: Vector
     effects: tuple[tuple[str, ...], ...] = ()
     further: int = 0
+    absorbed: AbsorbedCounts = AbsorbedCounts()
+
+    @property
+    def rank(self) -> int:
+        """Coefficients, those of absorbed levels included."""
+        return len(self.names) + self.absorbed.levels
+
+    @property
+    def nobs(self) -> int:
+        """Rows at all sites that are used."""
+        return int(self.n.sum()) - self.absorbed.alone
 
     @property
     def fixed(self) -> RowsDesign:
@@ -190,7 +209,7 @@ def agree_coding(
     spec = BlockSpec(
         terms=question.every_term,
         columns=question.columns,
-        intercept=question.intercept,
+        intercept=question.intercept or bool(question.absorbed),
         kinds=kinds,
         levels=levels,
         state=plain_state(assumed_states(question)),
@@ -238,6 +257,17 @@ def assemble_design(agreement: RowsSchema, replies: Sequence[Reply], summed: Seq
     own = len(names) - further
     if empty := [names[j] for j in np.flatnonzero(zero[:own]).tolist() if is_interaction(terms[j])]:
         raise AliasedColumnsError(empty)
+    absorbed = AbsorbedCounts()
+    if agreement.question.absorbed:
+        counts = np.sum([reply.arrays["absorbed"] for reply in summed], axis=0)
+        absorbed = AbsorbedCounts(round(float(counts[0])), round(float(counts[1])))
+        if constant := [names[j] for j in np.flatnonzero(~varies)]:
+            levels = " and ".join(map(repr, agreement.question.absorbed_texts))
+            raise DesignError(
+                f"design column{'s' * (len(constant) > 1)} {name_all(constant)} "
+                f"{'are' if len(constant) > 1 else 'is'} constant within the levels of {levels} at all "
+                "sites: the absorbed effects contain the term. Leave it out"
+            )
     if constant := [names[j] for j in np.flatnonzero(~varies)]:
         raise DesignError(
             f"design column{'s' * (len(constant) > 1)} {name_all(constant)} "
@@ -245,7 +275,7 @@ def assemble_design(agreement: RowsSchema, replies: Sequence[Reply], summed: Seq
             "term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
-    return RowsDesign(names, terms, intercept, n, mean, spread, effects, further)
+    return RowsDesign(names, terms, intercept, n, mean, spread, effects, further, absorbed)
 
 
 def is_interaction(term: str) -> bool:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedstat import codec
 from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.absorbed_rows import AbsorbedRows, joined
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.syntax_tree import (
@@ -44,6 +45,7 @@ from fedstat.federation.design.transform_states import (
 )
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import (
+    AbsorbedLevels,
     CaseWeights,
     ColumnSums,
     ColumnVariation,
@@ -54,6 +56,7 @@ from fedstat.federation.disclosure.facts import (
     LevelsRequested,
     OutcomeCounts,
     RowCount,
+    RowGroups,
     RowsUsed,
     SummedProducts,
 )
@@ -70,6 +73,7 @@ from fedstat.federation.tables.columns import (
     reads_as_numbers,
 )
 from fedstat.federation.tables.table import LabeledTable, keep_result
+from fedstat.kernels.absorption import level_differences
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -264,7 +268,9 @@ class OpenRows:
 
     Columns are standardized by the site's own `shift` and `scale`; `own` are its means and deviations,
     (2, p), `names` and `term_names` column and term of each but the intercept, and `used` (n_rows,) the rows
-    that are whole. Columns after the first `fixed` names are those of random effects alone.
+    that are whole. Columns after the first `fixed` names are those of random effects alone. Where effects of
+    levels are absorbed, rows and columns are those less the effects, and `absorbed` (2,) are the rank of the
+    levels and the number of rows that were left out.
     """
 
     RECOMPUTED: ClassVar = ("held",)
@@ -283,6 +289,7 @@ class OpenRows:
     term_names: tuple[str, ...] = ()
     used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     fixed: int = 0
+    absorbed: Floats = field(default_factory=lambda: np.zeros(2))
 
     def chunks(self) -> Iterator[tuple[CompleteRows, Floats]]:
         """Whole rows and their standardized design, (m, p), chunk by chunk."""
@@ -302,8 +309,45 @@ class OpenRows:
     def recompute(self) -> None:
         """Code the rows of a table of one chunk again, to the same numbers."""
         self.held = None
+        if self.question.absorbed:
+            found = self.without_levels()
+            self.held = found.rows, self.standardize(found.X)
+            return
         first = list(islice(self.chunks(), 2))
         self.held = first[0] if len(first) == 1 else None
+
+    def without_levels(self) -> AbsorbedRows:
+        """Code the rows again, and subtract the effects of the levels."""
+        parts = list(find_complete_rows(self.data, self.question))
+        frames = (rows.frame for rows in parts if len(rows.frame))
+        X = [design_matrix(frame, self.question, self.spec, self.data.name).X for frame in frames]
+        least = self.data.policy.min_level_count
+        return AbsorbedRows.of(self.question, joined(parts), np.concatenate(X), least)
+
+    def absorb(self, state: State) -> None:
+        """Go on with the rows less the effects of the levels, and report what sums over these release.
+
+        Facts on the rows as they are come first: a sum of products of a column with residuals is the same,
+        whether the column is less the effects or not.
+        """
+        found, least = self.without_levels(), self.data.policy.min_level_count
+        self.used = found.rows.complete
+        state.report(*found.facts(self.question, self.places, least))
+        self.absorbed, self.held = found.counts, (found.rows, found.X.copy())
+        moments = column_moments(found.X)
+        self.settle(moments[1], np.sqrt(moments[2] / len(found.X)))
+        within = f"within {' and '.join(self.question.absorbed_texts)}"
+        names = tuple(f"{name} {within}" for name in (*self.names, *self.offset_name))
+        state.report(DesignDirections(self.directions, len(found.X), names))
+        if len(found.codes) == 1:
+            (code,), free = found.codes, len(found.X) - int(self.absorbed[0])
+            parts = partial(self._differences, code)
+            state.report(DesignDirections(parts, free, names))
+        for fact in self.products():
+            state.report(replace(fact, names=[f"{name} {within}" for name in fact.names]))
+
+    def _differences(self, code: Ints) -> Iterator[Floats]:
+        yield level_differences(np.concatenate(list(self.directions())), code)
 
     def settle(self, mean: Floats, spread: Floats) -> None:
         """Take the site's own means and deviations, (p,), and standardize what is held."""
@@ -321,6 +365,7 @@ class OpenRows:
 
     def derivative(self, rows: CompleteRows, X: Floats, by: str, logarithmic: bool = False) -> Floats:
         """Return derivatives of the standardized design X (m, p) by a column of numbers, or its logarithm."""
+        self._require_levels()
         D = design_matrix(rows.frame, self.question, self.spec, self.data.name, by).X / self.scale
         return D * as_numbers(rows.frame[by], self.data.name, by)[:, None] if logarithmic else D
 
@@ -331,10 +376,15 @@ class OpenRows:
 
         With `added`, the value is added to the numbers of the rows.
         """
+        self._require_levels()
         values = as_numbers(rows.frame[name], self.data.name, name) + level if added else [level] * len(X)  # type: ignore[operator]
         frame = rows.frame.assign(**{name: pd.Series(values, rows.frame.index)})
         coded = design_matrix(frame, self.question, self.spec, self.data.name)
         return self.standardize(coded.X)
+
+    def _require_levels(self) -> None:
+        if self.question.absorbed:
+            raise MessageError(f"{self.data.name}: the rows have no means, since effects are absorbed")
 
     def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
         """Return which rows have a level of a category, (m,)."""
@@ -735,8 +785,10 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     own = {question.response_columns[0]: question.categories} if question.has_categories else {}
     state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))
     state.report(question.column_sums(tally.used))
+    if question.absorbed:
+        opened.absorb(state)
     state.use_columns(question.needed)
-    state.keep("rows", opened, int(n[0]), columns=len(tally.names))
+    state.keep("rows", opened, int(n[0] - opened.absorbed[1]), columns=len(tally.names))
     return {}, codec.to_json(tally.columns)
 
 
@@ -746,7 +798,13 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     releases={
         "moments": aggregate(
             "moments of every design column: rows, sum, squares", 2, maskable=True, wide=True
-        )
+        ),
+        "absorbed": aggregate(
+            "rank of absorbed levels, and rows that are alone in one",
+            maskable=True,
+            optional=True,
+            behind=(EntityCount, AbsorbedLevels, RowGroups),
+        ),
     },
     rows_behind=OPEN_ROWS,
 )
@@ -754,12 +812,14 @@ def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
     """Sum the moments of every column over the rows.
 
     Released are `moments` (4, p): rows, sum, squared deviations from the site's mean, and rows times that
-    mean's square. Only their sums over sites are needed.
+    mean's square; and `absorbed` (2,), where effects of levels are absorbed. Only their sums over sites are
+    needed.
     """
-    opened, n = rows_of(state), float(state.entities)
+    opened, n = rows_of(state, absorbed=True), float(state.entities)
     mean, spread = opened.own
     # Squares about the site's own mean: sums of plain squares would cancel where the mean is large.
-    return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+    found = {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+    return found | ({"absorbed": opened.absorbed} if opened.question.absorbed else {})
 
 
 MOST_BUCKETS = 2**15
@@ -819,7 +879,7 @@ def count_labels(data: SiteData, state: State, request: LabelRequest) -> dict[st
     no key, and cannot know which labels are in a bucket. Nothing is counted where few labels would be, or
     sites have no secret in common.
     """
-    opened, columns = rows_of(state), list(request.columns)
+    opened, columns = rows_of(state, absorbed=True), list(request.columns)
     if not columns or not set(columns) <= set(opened.question.labels):
         raise MessageError(f"{data.name}: the model did not open columns {columns} as labels")
     if not 1 <= request.buckets <= MOST_BUCKETS:
@@ -844,7 +904,13 @@ def _whole(label: object) -> object:
     return int(label) if isinstance(label, float) and label.is_integer() else label
 
 
-def rows_of(state: State) -> OpenRows:
-    """Return the rows that this session opened, unless the site has forgotten them."""
+def rows_of(state: State, *, absorbed: bool = False) -> OpenRows:
+    """Return the rows that this session opened, unless the site has forgotten them.
+
+    Only steps of least squares take rows less `absorbed` effects, which have no means and no outcomes.
+    """
     absent = "no rows are open in this session (a site keeps the latest ones only); make the model again"
-    return state.use("rows", OpenRows, absent)
+    opened = state.use("rows", OpenRows, absent)
+    if opened.question.absorbed and not absorbed:
+        raise MessageError(f"{opened.data.name}: effects are absorbed from the rows of this session")
+    return opened

@@ -88,7 +88,8 @@ class RowsRequest:
     `curve_response` replaces the response. All comparisons of `subset` hold for the rows that are used.
     With `imputed`, missing cells are those that the site has drawn.
     `placed` are the splines whose knots were found from counts: what the analyst wrote, by what the terms
-    have now.
+    have now. `absorbed` are effects whose levels are removed from response and columns, each the labels whose
+    combinations are its levels; factors are then coded as next to an intercept, which the design has not.
     """
 
     response: str
@@ -106,6 +107,12 @@ class RowsRequest:
     subset: tuple[str, ...] = ()
     placed: Mapping[str, str] = field(default_factory=dict)
     imputed: ImputedTable | None = None
+    absorbed: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def absorbed_texts(self) -> tuple[str, ...]:
+        """Names of the absorbed effects, such as ``"ward"`` and ``"ward^year"``."""
+        return tuple("^".join(names) for names in self.absorbed)
 
     @property
     def has_times(self) -> bool:
@@ -167,7 +174,7 @@ class RowsRequest:
     def to_json(self) -> str:
         """Write the question as JSON text, without a subset, found knots or imputed cells as before these."""
         plain = codec.to_plain(self)
-        for name in ("subset", "placed", "imputed"):
+        for name in ("subset", "placed", "imputed", "absorbed"):
             if not plain[name]:
                 del plain[name]
         return json.dumps(plain, allow_nan=False)
@@ -190,6 +197,10 @@ class RowsRequest:
             raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
         if not all(_is_placed(new, old) for new, old in self.placed.items()):
             raise MessageError("the question about a table's rows has knots for other splines")
+        plain = self.response and not self.response.startswith(("Surv(", "C(", "cbind("))
+        labels = {name for names in self.absorbed for name in names}
+        if self.absorbed and (self.intercept or self.effects or not plain or not labels <= set(self.labels)):
+            raise MessageError("the question about a table's rows absorbs effects that it cannot have")
         if self.curve_response:
             if self.response or self.response_columns:
                 raise MessageError("the question about a table's rows has two responses")

@@ -387,6 +387,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.ClusterCounts: row_checks.check_cluster_counts,
     facts.OutcomeCounts: row_checks.check_events,
     facts.LevelRowCounts: check_level_counts,
+    facts.AbsorbedLevels: row_checks.check_absorbed_levels,
     facts.IndicatorCounts: row_checks.check_indicators,
     facts.ColumnVariation: row_checks.check_variation,
     facts.DesignDirections: check_leverage,

@@ -61,7 +61,7 @@ def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
     The reason depends on the number of rows, which is public, and on formulas, but on no value.
     """
     least = least_rows_of_own_fit(data, fact.numbers)
-    if int(fact.sums.used.sum()) < least:
+    if int(fact.sums.used.sum()) - fact.rank < least:
         return f"not shown: under {least} rows"
     new, before = _new_sums(data, fact.sums)
     if any(_exceeds(data, fact.sums.used, column, before[column] | keys) for column, keys in new.items()):

@@ -332,6 +332,20 @@ class LevelRowCounts:
     numbers: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AbsorbedLevels:
+    """Columns are summed less their means in every level of `effect`, which has these numbers of rows.
+
+    The sums are those of n - `rank` differences of rows, for this number of `parameters`.
+    """
+
+    effect: str
+    counts: Sequence[int]
+    n: int
+    rank: int
+    parameters: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class IndicatorCounts:
     """Rows that are one in every design column of zeros and ones, of n; -1 for other columns."""
@@ -632,12 +646,15 @@ class OwnFit:
     instead : callable
     weighted : ScoreAndInformation, optional
         The sums of which the information is made, if their weights depend on coefficients.
+    rank : int
+        Rank of absorbed levels: the fit rests on this number of rows less.
     """
 
     numbers: int
     sums: ColumnSums
     instead: InsteadOfFit
     weighted: ScoreAndInformation | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

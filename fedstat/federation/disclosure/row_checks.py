@@ -292,6 +292,46 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int], numbers: bo
     )
 
 
+def check_absorbed_levels(data: SiteData, state: State, fact: facts.AbsorbedLevels) -> None:
+    """Require enough differences within levels and, where all releases are compared, no few small levels.
+
+    Sums of products over all rows less those within levels are sums over the levels of products of their
+    totals. If the totals of all large levels but one are known, these are solved for the totals of one or two
+    small ones. So a policy that compares all releases requires no small level, or several.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    policy, free = data.policy, fact.n - fact.rank
+    within = f"within the levels of '{fact.effect}'"
+    if free < policy.min_count:
+        raise refusal(
+            data,
+            "minimum count",
+            f"requires at least {policy.min_count} rows more than absorbed levels; {within} there are "
+            f"{max(free, 0)}. Absorb an effect with fewer levels, or leave the site out",
+        )
+    if fact.parameters > policy.max_parameters * free:
+        raise refusal(
+            data,
+            "maximum parameters per row",
+            f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
+            f"{free:,} rows more than levels {within}. Use fewer terms, or leave the site out",
+        )
+    least = policy.min_level_count
+    rare = sum(0 < count < least for count in fact.counts)
+    if policy.remember == "all" and 0 < rare < least:
+        raise PolicyError.of_rule(
+            "differencing",
+            data.name,
+            f"requires no or at least {least} absorbed levels of fewer than {least} rows; '{fact.effect}' "
+            "has fewer. With sums over all rows, those within levels would reveal the totals of these levels. "
+            "Merge them with others, or leave their rows out",
+        )
+
+
 def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
     """Refuse levels that the fit does not know if too few rows have them.
 

@@ -31,7 +31,13 @@ from fedstat.federation.design.vertical_design import (
     FoldsRequest,
     OpenedBlock,
 )
-from fedstat.federation.disclosure.facts import ClusterCounts, EntityCount, RowCount
+from fedstat.federation.disclosure.facts import (
+    AbsorbedLevels,
+    ClusterCounts,
+    EntityCount,
+    RowCount,
+    RowGroups,
+)
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
@@ -172,7 +178,8 @@ class SyntheticRows:
         def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
             n = self._n_rows(data.name)
             state.report(RowCount(n, len(names) + self.agreement.question.intercept))
-            state.reported.update(OPEN_ROWS)  # the other facts describe rows, which a dry run does not have
+            # The other facts describe rows, which a dry run does not have.
+            state.reported.update((*OPEN_ROWS, AbsorbedLevels, RowGroups))
             state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
             return {}, answer
 

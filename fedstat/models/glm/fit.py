@@ -15,6 +15,7 @@ from fedstat.federation.message import Reply
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import solve_positive
+from fedstat.models.horizontal.clusters import SharedLabels
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodSums, few_weigh
 from fedstat.typing import Bools, Floats, Ints, Matrix, Vector
@@ -146,7 +147,8 @@ class GLMFit:
     log-likelihood, and log-likelihood and deviance without covariates, NaN if not defined. `meat` is the sum
     of the outer products of the rows' scores, `apart` the sum of the sites' parts of the score test of equal
     coefficients if sums are masked. `local` are the sites' own fits in the units of the data, `n` the rows,
-    `rounds` the requested Newton steps (None: to the maximum).
+    `rounds` the requested Newton steps (None: to the maximum), and `shared` the comparison of the labels of
+    absorbed levels between sites.
     """
 
     gamma: Vector
@@ -164,6 +166,7 @@ class GLMFit:
     n: int
     rounds: int | None
     distribution: DistributionSpec
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def design(self) -> RowsDesign:

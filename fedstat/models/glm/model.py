@@ -139,6 +139,13 @@ CovType: TypeAlias = Literal["nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", 
 COV_TYPES = get_args(CovType)
 OF_ROWS = ("HC0", "HC1")
 """Sandwiches of the products of the rows' scores."""
+LEVERAGE_OF_LEVELS = "the leverage of a row has a part of its levels, which only the means of the levels have"
+NOT_ABSORBED = {
+    "HC2": LEVERAGE_OF_LEVELS,
+    "HC3": LEVERAGE_OF_LEVELS,
+    "survey": "strata and clusters of a sample need the scores of the levels",
+}
+"""Covariances without a form for absorbed effects, and why."""
 POWERS = {"HC2": 1, "HC3": 2}
 """Power of one minus a row's leverage by which its squared residual is divided."""
 
@@ -188,6 +195,7 @@ class FederatedGLM(HorizontalModel):
 
     model_name: ClassVar[str] = "Federated GLM"
     _goes_on = True
+    _absorbs = True
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
@@ -228,7 +236,7 @@ class FederatedGLM(HorizontalModel):
             ``"correction": "CR1"`` errors have statsmodels' correction instead of CR2. "survey":
             ``{"clusters": column, "strata": column}``, where strata are optional. Rows without a value of
             these columns are left out; name the columns in `labels` of :meth:`from_formula` as well to
-            compare fits of the same rows.
+            compare fits of the same rows. Where effects are absorbed, errors have fixest's correction "CR1".
         scale : float, "X2" or "dev", optional
             Scale of the variance: a value, or Pearson's statistic or the deviance over the residual degrees
             of freedom. By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
@@ -457,8 +465,15 @@ class FederatedGLM(HorizontalModel):
         checks.check_choice("cov_type", cov_type, COV_TYPES)
         self._check_dispersion(dispersion, cov_type)
         self._check_method(method, cov_type, rounds, dispersion)
+        if self.formula.absorbed and (why := NOT_ABSORBED.get(cov_type)):
+            raise ModelError(
+                f"cov_type: {cov_type!r} is not available where effects are absorbed: {why}",
+                remedy=Remedy("fit(cov_type='HC1')", "Use {arguments}, or cov_type='cluster'"),
+            )
         if cov_type != "robust":
             return cov_type
+        if self.formula.absorbed:
+            return "HC1"
         return "HC3" if sum(row.n for row in self.agreement.sites) < FEW_ROWS else "HC1"
 
     def _choose_covariance(self, cov_type: str, kwds: object) -> CovarianceChoice:
@@ -469,8 +484,18 @@ class FederatedGLM(HorizontalModel):
             )
         allowed = {"cluster": {"groups", "correction"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
         kwds = dict(kwds)
-        correction = kwds.pop("correction", "CR2") if cov_type == "cluster" else "CR2"
+        usual = "CR1" if self.formula.absorbed else "CR2"
+        correction = kwds.pop("correction", usual) if cov_type == "cluster" else usual
         checks.check_choice("cov_kwds: correction", correction, ("CR2", "CR1"))
+        if self.formula.absorbed and correction == "CR2":
+            raise ModelError(
+                "cov_kwds: CR2 is not available where effects are absorbed: the leverage of a cluster has a "
+                "part of its levels",
+                remedy=Remedy(
+                    "fit(cov_type='cluster', cov_kwds={{'groups': {groups!r}, 'correction': 'CR1'}})",
+                    "Leave the correction out, or write {arguments}",
+                ).filled(groups=kwds.get("groups", "ward")),
+            )
         if not set(kwds) <= allowed:
             raise ModelError(
                 f"cov_kwds: cov_type={cov_type!r} accepts {sorted(allowed) or 'none'}, received "

@@ -82,6 +82,9 @@ NOTES = Catalogue(
         "clusters": "Standard errors are for clusters by '{clusters}'{strata}.{own}",
         "firth": "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such "
         "columns normal intervals and tests are unreliable: report their sign and order of size only.",
+        "absorbed": "The effects of the levels of {effects} were subtracted at the sites: R-squared, F and "
+        "the null deviance are those within levels.{alone} Levels are of their site: an equal label at two "
+        "sites is two levels{shared}.",
         "no_constant": "R-squared refers to zero instead of the mean, because no columns span a constant.",
     },
 )
@@ -241,6 +244,7 @@ def fit_notes(result: GLMStatements) -> Iterator[Note]:
     yield from result._left_out_note()
     yield from result._masking_note()
     yield from result._own_fits_note()
+    yield from _absorbed_note(result)
     yield from _rounds_note(result._fit)
     yield from _sites_note(result)
     if result.overdispersion is not None:
@@ -256,6 +260,21 @@ def fit_notes(result: GLMStatements) -> Iterator[Note]:
         yield NOTES.note("small_sample", cov_type=result.cov_type, least=FEW_ROWS)
     if result.basis.method == "firth":
         yield NOTES.note("firth")
+
+
+def _absorbed_note(result: GLMStatements) -> Iterator[Note]:
+    effects, fit = result.basis.agreement.question.absorbed_texts, result._fit
+    if not effects:
+        return
+    rows = fit.design.absorbed.alone
+    alone = f" {rows:,} rows that are alone in a level were left out." if rows else ""
+    found = [f"about {one.found:,} of '{one.groups}'" for one in fit.shared if one.found and not one.serial]
+    shared = (
+        f", as {' and '.join(found)} are. For one effect over all sites write the column as a term"
+        if found
+        else ""
+    )
+    yield NOTES.note("absorbed", effects=" and ".join(map(repr, effects)), alone=alone, shared=shared)
 
 
 def _rounds_note(fit: GLMFit) -> Iterator[Note]:

@@ -13,6 +13,7 @@ from scipy.linalg import null_space
 from fedstat import codec
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.design.derivatives import Direction, variable_directions
+from fedstat.federation.design.formula.terms import extended
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.effects import Means
@@ -564,7 +565,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
     _require_maximum("score_test", result)
     model: HorizontalModel = result.model
     larger = type(model).from_formula(
-        f"{model.formula.text} + {terms}",
+        extended(model.formula.text, f" + {terms}"),
         model.partition,
         family=result.family,
         labels=model.question.labels,
@@ -660,6 +661,12 @@ def _same_family(what: str, full: GLMStatements, restricted: CoefficientResults)
         raise ModelError(
             f"{what}: expected another fit with family {full.distribution}, received "
             f"{other or type(restricted).__name__}"
+        )
+    effects, others = (one.basis.agreement.question.absorbed_texts for one in (full, restricted))
+    if set(effects) != set(others):
+        raise ModelError(
+            f"{what}: expected another fit with the same absorbed effects, "
+            f"{' + '.join(effects) or 'none'}, received {' + '.join(others) or 'none'}"
         )
     if "survey" in (full.cov_type, restricted.cov_type):
         raise NotAvailableError(

@@ -16,6 +16,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
+from fedstat.models.horizontal.clusters import SharedLabels
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodNewton, OwnEstimate, open_rows, site_fits
 from fedstat.typing import Array, Floats
@@ -84,6 +85,7 @@ class Newton(LikelihoodNewton[PooledSums]):
     offsets: bool = False
     n: int = 0
     alone: list[Reply] = field(default_factory=list)
+    shared: tuple[SharedLabels, ...] = ()
     judged: tuple[Floats, list[Reply]] | None = None
 
     @property
@@ -95,16 +97,31 @@ class Newton(LikelihoodNewton[PooledSums]):
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardize."""
         text = self.distribution.to_json()
-        design, started, self.alone, _ = yield from open_rows(self.session, text, local)
+        absorbed = self.session.agreement.question.absorbed
+        design, started, self.alone, self.shared = yield from open_rows(self.session, text, local, absorbed)
+        self._check_levels()
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(design, own)
-        self.n = int(design.n.sum())
-        if self.n <= len(design.names):
+        self.n = design.nobs
+        if self.n <= design.rank:
             raise EstimationError(
-                f"{self.n:,} complete rows at all sites together for {len(design.names)} coefficients; "
+                f"{self.n:,} complete rows at all sites together for {design.rank:,} coefficients; "
                 "expected more rows than coefficients. Use fewer terms."
             )
         self._start_null(add(started, "response"))
+
+    def _check_levels(self) -> None:
+        """Require that the levels of two absorbed effects are of one site each."""
+        for labels in self.shared if len(self.shared) > 1 else ():
+            if labels.found and not labels.serial:
+                raise EstimationError(
+                    f"about {labels.found:,} levels of '{labels.groups}' are at several sites, and two "
+                    "effects are absorbed only within sites",
+                    remedy=Remedy(
+                        "from_formula('{formula} + C({column}) | {other}', ...).fit()",
+                        "Write it as a term of the formula, C({column}), and absorb the other effect alone",
+                    ).filled(formula="y ~ x", column=labels.groups, other="..."),
+                )
 
     def _start_null(self, response: Floats) -> None:
         question = self.session.agreement.question
@@ -198,7 +215,7 @@ class Newton(LikelihoodNewton[PooledSums]):
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
         if not self.estimates_dispersion:
             return self.scaletype if isinstance(self.scaletype, float) else 1.0
-        rest = total.weight - len(total.score)
+        rest = total.weight - self.coordinates.design.rank
         return (total.deviance if self.scaletype == "dev" else total.pearson) / rest
 
     @property
@@ -232,6 +249,7 @@ class Newton(LikelihoodNewton[PooledSums]):
             trace=tuple(NewtonEvaluation(-2.0 * row.loglik, row.step, row.move) for row in self.trace),
             converged=converged,
             reason=self.reason(),
+            shared=self.shared,
             local=site_fits(
                 self.session,
                 self.coordinates.design.n,

@@ -82,7 +82,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
     ) -> GLMResults:
         """Make results of a fit."""
         reasons = {"rsquared": "a GLM has pseudo_rsquared() instead"}
-        df = fit.total.weight - len(fit.gamma)
+        df = fit.total.weight - fit.design.rank
         if variance.counts is not None:
             clusters, strata = variance.counts
             df = clusters - (strata if choice.cov_type == "survey" else 1)
@@ -100,7 +100,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
             converged=fit.converged,
             convergence=fit.reason,
             llf=float(fit.fit[0]) if method == "ml" else np.nan,
-            n_parameters=len(fit.design.names) + (overdispersion is not None),
+            n_parameters=fit.design.rank + (overdispersion is not None),
             scale=fit.dispersion,
             df=df_by_coefficient,
             cov_type=choice.cov_type,
@@ -220,6 +220,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
 
     def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
         no_times(call, times)
+        self._require_levels(call)
         return response_functions(self)
 
     def get_margeff(
@@ -285,6 +286,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
         >>> result.get_margeff(dummy=True).margeff.round(2).to_dict()
         {'age': 0.01, 'sex': 0.33}
         """
+        self._require_levels("get_margeff")
         return marginal_effects(self, at, method, atexog, dummy, count, columns)
 
     def wild_cluster_bootstrap(
@@ -502,5 +504,5 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 3", record=GLMRecord)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
-        if not self.k_constant:
+        if not self.k_constant and not self.basis.agreement.question.absorbed:
             yield NOTES.note("no_constant")

@@ -170,8 +170,8 @@ class GLMStatements(SiteFitsResults, RowsResults):
 
     @property
     def df_null(self) -> float:
-        """Residual degrees of freedom of the model with an intercept (and offset) only."""
-        return self._fit.total.weight - 1.0
+        """Residual degrees of freedom of the model with an intercept, or absorbed levels, (and offset) only."""
+        return self._fit.total.weight - max(self._fit.design.absorbed.levels, 1)
 
     @property
     def bic(self) -> float:

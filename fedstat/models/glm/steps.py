@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import repeat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.absorbed_rows import level_codes
 from fedstat.federation.design.horizontal_steps import (
     OPEN_ROWS,
     hash_labels,
@@ -95,7 +97,7 @@ class SiteModel(PredictorObjective):
         "information": own_part("information", 2),
         "columns": own_part("means and deviations of the columns", 2),
         "pearson": own_part("Pearson's statistic", 0),
-        "count": own_part("sum of the frequency weights", 0, optional=True),
+        "count": own_part("sum of the frequency weights less the rank of absorbed levels", 0, optional=True),
     }
 
     request: DistributionSpec
@@ -110,7 +112,7 @@ class SiteModel(PredictorObjective):
         null model needs from the offset: with a log link the weighted sum of its exponentials, limited to
         those of `LARGEST`; and with an offset its weighted sum.
         """
-        opened = rows_of(state)
+        opened = rows_of(state, absorbed=distribution.least_squares)
         model = cls(opened, distribution, state.entities)
         if distribution.least_squares:
             # The same at all coefficients: a difference of two masked sums is a site's part.
@@ -157,7 +159,8 @@ class SiteModel(PredictorObjective):
     @property
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the arrays of the site's own fit."""
-        p, count = self.p, {"count": ()} if "freq_weights" in self.opened.question.weights else {}
+        question = self.opened.question
+        p, count = self.p, {"count": ()} if question.counts_rows or question.absorbed else {}
         return {"beta": (p,), "information": (p, p), "columns": (2, p), "pearson": (), **count}
 
     def fit_own(self) -> tuple[dict[str, Array], str]:
@@ -166,7 +169,7 @@ class SiteModel(PredictorObjective):
         ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardized them; they are
         zero for columns that are constant here, and if there is no fit. ``columns`` (2, p) are the means and
         deviations of this standardization, ``pearson`` is Pearson's statistic of the fit, and ``count`` the
-        sum of the frequency weights, if there are any.
+        sum of the frequency weights less the rank of absorbed levels, if there are any.
         """
         varies = self.opened.varies
         arrays = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
@@ -176,7 +179,8 @@ class SiteModel(PredictorObjective):
             arrays["beta"][varies], arrays["information"][np.ix_(varies, varies)] = fit.beta, fit.information
         arrays["columns"] = self.opened.own
         if "count" in arrays:
-            arrays["count"] = np.array(sum(rows.count for rows in self.chunks()))
+            total = sum(rows.count for rows in self.chunks())
+            arrays["count"] = np.array(total - self.opened.absorbed[0])
         return arrays, fit.problem
 
     def chunks(self, columns: Bools | None = None) -> Iterator[Rows]:
@@ -249,8 +253,12 @@ class SiteModel(PredictorObjective):
 
     @property
     def weights_key(self) -> str:
-        """What distinguishes the weights of rows at an estimate; least squares has those of the data."""
-        weights = sorted(self.opened.question.weights.items())
+        """What distinguishes the weights of rows at an estimate; least squares has those of the data.
+
+        Columns less absorbed effects have other products.
+        """
+        question = self.opened.question
+        weights = [*sorted(question.weights.items()), *zip(question.absorbed_texts, repeat("absorbed"))]
         if self.distribution.least_squares:
             return hashlib.sha256(json.dumps(weights).encode()).hexdigest()[:16] if weights else ""
         return self.key
@@ -502,14 +510,27 @@ CLUSTER_FACTS = (*SUMS, facts.ClusterRowCounts, facts.ClusterProducts)
 @step(
     FAMILY,
     "judge",
-    releases={"clusters": HASHES, "strata": STRATA},
+    releases={
+        "clusters": HASHES,
+        "strata": STRATA,
+        "nested": control(
+            "whether every absorbed level is in one cluster, by effect", maskable=True, optional=True
+        ),
+        "levels": aggregate(
+            "absorbed levels, by effect",
+            maskable=True,
+            optional=True,
+            behind=(facts.EntityCount, facts.AbsorbedLevels, facts.RowGroups),
+        ),
+    },
     requests=schema("columns of clusters and strata"),
 )
 def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Return the site's clusters and strata as keyed hashes; an error if a cluster is in two strata.
 
     `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). It releases
-    ``clusters`` (G,) and ``strata`` (S,).
+    ``clusters`` (G,) and ``strata`` (S,); where effects are absorbed also ``levels`` of each, (E,), and
+    whether these are ``nested`` in the clusters.
     """
     model, content = model_of(state), json.loads(text)
     columns = [content["clusters"], *([] if content["strata"] is None else [content["strata"]])]
@@ -531,7 +552,14 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
     state.keep("glm groups", RowClusters(code, cluster, stratum, tuple(columns)), state.entities)
-    return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
+    found: dict[str, Array] = {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
+    if effects := model.opened.question.absorbed:
+        frame = pd.concat([rows.frame for rows, _ in model.opened.chunks()])
+        levels = level_codes(frame, effects)
+        found["levels"] = np.array([code.max() + 1.0 for code in levels])
+        pairs = [np.unique(np.column_stack([of_effect, code]), axis=0) for of_effect in levels]
+        found["nested"] = np.array([len(pair) for pair in pairs]) == found["levels"]
+    return found
 
 
 def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:

@@ -57,11 +57,11 @@ class ClusterSums:
 
 def request_clusters(
     session: RowsSession, fit: GLMFit, clusters: str, strata: str | None, choice: ClusterChoice | None
-) -> FitProtocol[tuple[list[Reply], dict[str, Array], int]]:
+) -> FitProtocol[tuple[list[Reply], dict[str, Array], int, int]]:
     """Request the clusters' scores from the sites, for a covariance of clusters with its correction.
 
-    Returns replies, the arrays of the request, and the number of clusters. It is an error if a cluster is in
-    different strata at different sites.
+    Returns replies, the arrays of the request, the number of clusters, and the rank of absorbed levels that
+    are not nested in clusters. It is an error if a cluster is in different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield session.request_all("list_clusters", {}, text)
@@ -85,14 +85,24 @@ def request_clusters(
             "clusters labels that are unique over strata"
         )
     listing = np.unique(np.concatenate([reply.arrays["clusters"] for reply in listed]))
-    return replies, arrays | {"pairs": pairs}, len(listing)
+    return replies, arrays | {"pairs": pairs}, len(listing), _rank_across(listed, fit)
+
+
+def _rank_across(listed: Sequence[Reply], fit: GLMFit) -> int:
+    """Return the rank of the absorbed levels that are not nested in clusters; one, the mean, if all are."""
+    if "nested" not in listed[0].arrays:
+        return 0
+    across = add(listed, "nested") < len(listed)
+    if across.all():
+        return fit.design.absorbed.levels
+    return max(round(float(add(listed, "levels")[across].sum())), 1)
 
 
 def cluster_sums(
     session: RowsSession, fit: GLMFit, clusters: str, strata: str | None
 ) -> FitProtocol[ClusterSums]:
     """Request the clusters' scores by stratum; those of clusters at several sites are added first."""
-    replies, arrays, count = yield from request_clusters(session, fit, clusters, strata, None)
+    replies, arrays, count, _ = yield from request_clusters(session, fit, clusters, strata, None)
     return add_clusters(replies, arrays, arrays["pairs"], count)
 
 
@@ -102,18 +112,19 @@ def clustered(
     """Request the clusters' scores, corrected for leverage as chosen, for the cluster-robust covariance.
 
     CR1 has statsmodels' factor G / (G - 1) (n - 1) / (n - p), where n counts a row of frequency weight f as f
-    rows, as the scores do. With `by_site` the sites are the clusters.
+    rows, as the scores do; absorbed levels count as coefficients unless they are nested in clusters, and as
+    one if all are, as in fixest. With `by_site` the sites are the clusters.
     """
     assert choice.clusters is not None
     clusters = ClusterChoice.of(choice.clusters, choice.correction)
     power, columns, n, p = POWERS[choice.correction], fit.coordinates, fit.total.weight, len(fit.gamma)
     point = {"beta": fit.gamma, "shift": columns.shift, "scale": columns.scale}
-    shared = np.zeros((0, p))
+    shared, across = np.zeros((0, p)), int(fit.design.absorbed.levels > 0)
     if by_site:
         G = len(session.sites)
         replies = yield session.request_all("sum_site", point | clusters.arrays(fit.total.information))
     else:
-        replies, _, G = yield from request_clusters(session, fit, choice.clusters, None, clusters)
+        replies, _, G, across = yield from request_clusters(session, fit, choice.clusters, None, clusters)
         shared = add(replies, "shared_sums")
     if G < 2:
         raise EstimationError("cov_type='cluster' needs at least two clusters; there is one")
@@ -129,7 +140,7 @@ def clustered(
         shares = 1.0 / clustering.effective + found.concentration
         effective = 1.0 / shares if power else np.full(p, float(G))
         meat, clustering = meat + found.meat, replace(clustering, effective=effective)
-    factor = G / (G - 1.0) * (n - 1.0) / (n - p) if choice.correction == "CR1" else 1.0
+    factor = G / (G - 1.0) * (n - 1.0) / (n - p - across) if choice.correction == "CR1" else 1.0
     # Leverages are shares of the expected information, and so is the bread that belongs to them.
     cov = factor * sandwich(fit, meat, expected=clustering.corrected)
     return Variance(cov, (G, 1), clustering)
@@ -175,7 +186,7 @@ def of_rows(fit: GLMFit, cov_type: str) -> Variance:
     assert fit.meat is not None
     # statsmodels' GLM omits the factor of HC1; its OLS has it. Weights count as rows.
     n = fit.total.weight
-    return Variance((n / (n - len(fit.gamma)) if cov_type == "HC1" else 1.0) * sandwich(fit, fit.meat))
+    return Variance((n / (n - fit.design.rank) if cov_type == "HC1" else 1.0) * sandwich(fit, fit.meat))
 
 
 def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> FitProtocol[Floats]:

@@ -213,6 +213,8 @@ class HorizontalModel(Explainable):
     """Whether owners may have pinned the keys of all sites."""
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
+    _absorbs: ClassVar[bool] = False
+    """Whether the formula may have absorbed effects, ``y ~ x | ward``."""
 
     @takes_parsed
     def __init__(
@@ -242,6 +244,7 @@ class HorizontalModel(Explainable):
             raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         self._roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
+        self._check_absorbed()
         # Sites whose formulas are "simple" compute splines with published knots alone.
         simple = [site.published for site in partition.sites.values() if site.policy.formulas == "simple"]
         self.question = with_published_knots(self._question(offset, labels, complete), simple)
@@ -272,7 +275,8 @@ class HorizontalModel(Explainable):
             left a comparison such as ``num > 0``, or ``cbind(successes, failures)``. For survival it is
             ``Surv(time, event)`` or ``Surv(start, stop, event)``, and the right side may have ``strata(x)``
             and ``cluster(id)``. For categories it is their column, or ``C(y, levels=["low", "high"])``. For
-            mixed models the right side has random effects, ``(1 + x | group)``.
+            mixed models the right side has random effects, ``(1 + x | group)``, and for least squares
+            effects after a bar are absorbed, ``y ~ x | ward``; see :class:`FederatedOLS`.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family or str, optional
@@ -325,7 +329,8 @@ class HorizontalModel(Explainable):
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]
         extra = (partition.site_column, *partly)
-        parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, random=cls._random)
+        allowed = {"random": cls._random, "absorbs": cls._absorbs}
+        parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, **allowed)
         model = cls(parsed, partition, **settings)
         model._given = settings
         return model
@@ -528,6 +533,18 @@ class HorizontalModel(Explainable):
                 ).filled(column=self.weights["exposure"]),
             )
 
+    def _check_absorbed(self) -> None:
+        """Require least squares where effects are absorbed."""
+        if not self.formula.absorbed:
+            return
+        if not self.distribution.least_squares:
+            raise ModelError(
+                "formula: effects after the bar are absorbed for the Gaussian family with the identity link, "
+                f"received {self.distribution}; means of its levels do not remove them. Write few levels as "
+                "C(ward), and many as (1 | ward) for FederatedMixed"
+            )
+        self._groups = tuple(name for names in self.formula.absorbed for name in names)
+
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         formula = self.formula
         for what, listed in (("labels", labels), ("complete", complete)):
@@ -539,7 +556,8 @@ class HorizontalModel(Explainable):
                     ).filled(what=what, listed=listed),
                 )
         self._label_roles = {**dict.fromkeys(complete, "complete"), **self._label_roles}
-        labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *complete)))
+        absorbed = [name for names in formula.absorbed for name in names]
+        labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *absorbed, *complete)))
         (terms,) = formula.sites
         effects = [name for one in formula.random for name in one.effect_columns]
         columns_read = tuple(dict.fromkeys((*terms.columns, *effects)))
@@ -560,10 +578,11 @@ class HorizontalModel(Explainable):
             columns_read,
             offsets=offsets,
             offset_columns=tuple(dict.fromkeys(columns)),
-            intercept=formula.intercept,
+            intercept=formula.intercept and not formula.absorbed,
             weights=dict(self.weights),
             labels=tuple(labels),
             effects=tuple(EffectTerms(one.intercept, one.terms) for one in formula.random),
+            absorbed=formula.absorbed,
         )
 
     def _subset(self, subset: object, missing: MissingRule) -> tuple[str, ...]:

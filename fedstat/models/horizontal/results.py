@@ -125,7 +125,7 @@ def rows_estimate(
         sites=("",) * width,
         terms=design.term_names,
         response=model.formula.response,
-        nobs=int(design.n.sum()),
+        nobs=design.nobs,
         df_model=float(width - design.intercept),
         llf=None if pd.isna(llf) else llf,
         privacy="none (no noise is added)",
@@ -224,7 +224,17 @@ class DesignResults(CoefficientResults):
             )
         return held_rows(frame)
 
+    def _require_levels(self, call: str) -> None:
+        """Refuse what needs the effects of absorbed levels, which no site releases."""
+        if effects := self.basis.agreement.question.absorbed_texts:
+            raise NotAvailableError(
+                f"{call}: it needs the effects of the levels of {' and '.join(map(repr, effects))}, which "
+                "were absorbed. Differences of predictions are those of the coefficients, as in effect(); or "
+                f"write few levels as a term of the formula, C({effects[0].partition('^')[0]})"
+            )
+
     def _predicted(self, frame: HeldRows | None, params: Floats | None = None) -> PredictedRows:
+        self._require_levels("predict")
         params = self.estimate.params if params is None else params
         return predict_rows(self.basis.agreement, self._fit.design, params, self._held(frame))
 
@@ -260,8 +270,11 @@ class DesignResults(CoefficientResults):
     """What the sums of the fit are over."""
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        subset = self.basis.agreement.question.subset_text
-        return [*super()._summary_left(), *([("Subset", subset)] if subset else [])]
+        question = self.basis.agreement.question
+        more = [("Subset", question.subset_text)] if question.subset else []
+        if effects := " + ".join(question.absorbed_texts):
+            more.append(("Absorbed", f"{effects} ({self._fit.design.absorbed.levels:,} levels)"))
+        return [*super()._summary_left(), *more]
 
     def _site_sheet(self) -> Sheet:
         return self._rows_by_site()
@@ -649,8 +662,8 @@ class RowsResults(DesignResults):
 
     @property
     def df_resid(self) -> float:
-        """Sum of the frequency weights less the number of coefficients."""
-        return self._fit.totals[0] - len(self.estimate.names)
+        """Sum of the frequency weights less the number of coefficients, those of absorbed levels included."""
+        return self._fit.totals[0] - self._fit.design.rank
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -740,6 +753,7 @@ class RowsResults(DesignResults):
         >>> fit.evaluation_ledger.rounds > 0
         True
         """
+        self._require_levels("evaluate")
         partition = self._partition_for("evaluate", partition)
         evaluation, self.evaluation_ledger = evaluate_rows(
             self.basis.agreement,

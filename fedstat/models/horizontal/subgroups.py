@@ -14,7 +14,13 @@ from scipy import stats
 from fedstat.errors import DesignError, EstimationError, FedstatWarning, ModelError, PolicyError
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.syntax_tree import Category, Column
-from fedstat.federation.design.formula.terms import Term, parse_term, term_columns, term_text
+from fedstat.federation.design.formula.terms import (
+    Term,
+    extended,
+    parse_term,
+    term_columns,
+    term_text,
+)
 from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.plots import label_estimates, plot_coefficients
@@ -236,12 +242,12 @@ def subgroups(result: Any, effect: str, by: str | Sequence[str]) -> Subgroups:
             coded, main = term_text(term), ""
         else:
             main = "" if _is_absorbed(result, column) else f"{without} + {coded}"
-        together = _model(result, f"{model.formula.text}{main} + {text}:{coded}")
+        together = _model(result, extended(model.formula.text, f"{main} + {text}:{coded}"))
         tests[column] = _interaction(result, together, {*term_columns(own), column})
         for level in together.agreement.spec.levels[column]:
             subset = " & ".join([*model.question.subset, f"{quoted_name(column)} == {level!r}"])
             try:
-                fit = _fit(result, _model(result, model.formula.text + without, subset))
+                fit = _fit(result, _model(result, extended(model.formula.text, without), subset))
                 rows += _estimates(fit, names, column, str(level))
             except REFUSED as error:
                 rows += _estimates(None, names, column, str(level), str(error))
@@ -264,10 +270,11 @@ def _term_of(result: Any, argument: str, name: str) -> Term | None:
 
 
 def _is_absorbed(result: Any, column: str) -> bool:
-    """Return whether baseline hazards of strata or sites have the main effect of a column in them."""
+    """Return whether baseline hazards or absorbed effects have the main effect of a column in them."""
     model = result.model
     by_site = model._baselines and result._call.arguments.get("baseline") != "common"
-    return column in model.formula.strata or (by_site and column == model.partition.site_column)
+    absorbed = (column,) in model.formula.absorbed
+    return absorbed or column in model.formula.strata or (by_site and column == model.partition.site_column)
 
 
 def _coefficients(result: Any, term: Term) -> list[str]:

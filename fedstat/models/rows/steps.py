@@ -36,7 +36,7 @@ def releases_of(objective: type[Objective]) -> dict[str, ArrayDeclaration]:
 
 def rows_in(state: State, kind: type[Kind]) -> Kind:
     """Return this fit's rows; MessageError if the fit was not started here."""
-    rows_of(state)
+    rows_of(state, absorbed=True)
     return state.use(kind.family, kind, "this fit was not started here; request 'start' first")
 
 
@@ -65,7 +65,8 @@ def enter_start(kind: type[FitRows]) -> None:
             arrays = {name: np.zeros(shape) for name, shape in site.own_shapes.items()}
             return arrays, json.dumps({"problem": problem})
 
-        state.report(OwnFit(site.own_numbers, site.column_sums, instead, site.own_weighted))
+        sums, rank = site.column_sums, int(site.opened.absorbed[0])
+        state.report(OwnFit(site.own_numbers, sums, instead, site.own_weighted, rank))
         arrays, problem = site.fit_own()
         if problem:
             state.report(OwnFitProblem(problem, site.key, instead))

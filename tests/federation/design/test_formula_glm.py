@@ -14,6 +14,7 @@ from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.coding import build_offset, build_response, read_terms
 from fedstat.federation.design.formula.expression import parse_subset
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
+from fedstat.federation.design.formula.terms import extended
 
 POOLED = ["y", "a", "b", "x", "odd name"]
 N = 200
@@ -316,8 +317,46 @@ def test_forged_text_is_refused_where_it_is_computed(
 
 @pytest.mark.parametrize("text", ["y ~ x | site", "y ~ x | site + `my ward`", "y ~ x | site^x"])
 def test_absorbed_groups_are_referred_to_models_that_have_groups(text):
-    with pytest.raises(FormulaError, match=r"not absorbed.*C\(ward\).*FederatedMixed.*strata"):
+    with pytest.raises(FormulaError, match=r"FederatedOLS.*C\(ward\).*FederatedMixed.*strata"):
         parse_pooled_formula(text, ["y", "x", "site", "my ward"])
+
+
+@pytest.mark.parametrize(
+    ("right", "terms", "absorbed"),
+    [
+        ("x | site", ("x",), (("site",),)),
+        ("0 + x|site + `my ward`", ("x",), (("site",), ("my ward",))),
+        (". | site^`my ward`", ("x", "z"), (("site", "my ward"),)),
+        ("x * C(z) | site", ("x", "C(z)", "x:C(z)"), (("site",),)),
+    ],
+)
+def test_effects_after_the_bar_are_absorbed(right, terms, absorbed):
+    found = parse_pooled_formula(f"y ~ {right}", ["y", "x", "z", "site", "my ward"], absorbs=True)
+    assert (found.sites[0].terms, found.absorbed, found.intercept) == (terms, absorbed, True)
+
+
+def test_a_formula_is_extended_before_its_bar():
+    assert extended("y ~ x | ward + `a | b`", " + z") == "y ~ x + z | ward + `a | b`"
+    assert extended("y ~ x + (1 | ward)", " + z") == "y ~ x + (1 | ward) + z"
+
+
+@pytest.mark.parametrize(
+    ("right", "match"),
+    [
+        ("1 | site", "no term is left before the bar"),
+        ("x | site | z", "after the bar are one or two columns"),
+        ("x | log(z)", "after the bar are one or two columns"),
+        ("x | site + z + w", "after the bar are one or two columns"),
+        ("x | site + site", "after the bar are one or two columns"),
+        ("x |", "after the bar are one or two columns"),
+        ("x || site", "after the bar are one or two columns"),
+        ("x | y", "'y' is in the response"),
+        ("x | nobody", "no column 'nobody'"),
+    ],
+)
+def test_absorbed_effects_that_cannot_be_read_are_refused(right, match):
+    with pytest.raises(FormulaError, match=match):
+        parse_pooled_formula(f"y ~ {right}", ["y", "x", "z", "w", "site"], absorbs=True)
 
 
 @pytest.mark.parametrize("text", ["y ~ x + (1|site)", "y ~ x | 1 / site", "~ (1 | site)"])

@@ -54,7 +54,7 @@ class Formula:
     same columns; of a one-sided formula the response is empty. `sites` are the sites with terms, in
     partition order, always one where all hold the same columns. `offsets` is what stands inside each
     ``offset(...)``; the offset is their sum. `strata` and `clusters` are columns of groups, `random` effects
-    that vary between groups.
+    that vary between groups, and `absorbed` the columns of each effect whose levels are absorbed.
     """
 
     text: str
@@ -68,6 +68,7 @@ class Formula:
     strata: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     random: tuple[RandomTerm, ...] = ()
+    absorbed: tuple[tuple[str, ...], ...] = ()
 
     @property
     def has_times(self) -> bool:
@@ -104,7 +105,12 @@ def parse_formula(
 
 
 def parse_pooled_formula(
-    text: str, columns: Sequence[str], extra: Sequence[str] = (), *, random: bool = False
+    text: str,
+    columns: Sequence[str],
+    extra: Sequence[str] = (),
+    *,
+    random: bool = False,
+    absorbs: bool = False,
 ) -> Formula:
     """Read a formula for sites that all hold the same columns.
 
@@ -118,6 +124,8 @@ def parse_pooled_formula(
     * ``Surv(time, event) ~ x + strata(a) + cluster(id)``: times with an event, for models of survival.
     * ``C(y) ~ x`` and ``C(y, levels=['low', 'mid', 'high']) ~ x``: categories, for their models.
     * ``y ~ x + (1 + x | patient)``: effects that vary between groups, where `random`.
+    * ``y ~ x | ward``: effects of the levels of a column, or ``ward^year`` of two, which are absorbed, where
+      `absorbs`; as in fixest and pyfixest.
     * ``y ~ 1``: an intercept alone, with or without offsets. An empty right side, such as ``x - x`` or a
       ``.`` without columns, is refused.
 
@@ -126,7 +134,8 @@ def parse_pooled_formula(
     `response_site`.
     """
     own = [name for name in columns if name not in extra]
-    return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra, random=random)
+    holdings = _Holdings.of({"": [*own, *extra]})
+    return _parse(text, holdings, pooled=True, extra=extra, random=random, absorbs=absorbs)
 
 
 def formula_of_terms(
@@ -202,13 +211,19 @@ class _Holdings:
 
 
 def _parse(
-    text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = (), random: bool = False
+    text: str,
+    holdings: _Holdings,
+    *,
+    pooled: bool,
+    extra: Sequence[str] = (),
+    random: bool = False,
+    absorbs: bool = False,
 ) -> Formula:
     left, right = split_sides(text)
     response = parse_expression(left, response=True)
     holdings.require(response.columns)
     dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
-    right_side = parse_terms(right, dot, offsets=pooled, random=random)
+    right_side = parse_terms(right, dot, offsets=pooled, random=random, absorbs=absorbs)
     return _assemble(text, response, right_side, holdings, pooled=pooled)
 
 
@@ -227,6 +242,7 @@ def _assemble(
     labels = right_side.labels
     holdings.require(name for names in labels.values() for name in names)
     holdings.require(name for one in right_side.random for name in (*one.columns, *one.effect_columns))
+    holdings.require(name for names in right_side.absorbed for name in names)
     _require_other_columns(right_side, response)
     sites = tuple(_by_site(right_side.terms, holdings))
     return Formula(
@@ -241,6 +257,7 @@ def _assemble(
         strata=labels.get("strata", ()),
         clusters=labels.get("cluster", ()),
         random=right_side.random,
+        absorbed=right_side.absorbed,
     )
 
 
@@ -264,6 +281,8 @@ def _response_site(response: Expression, holdings: _Holdings) -> str:
 
 
 def _require_terms(right: RightSide, pooled: bool) -> None:
+    if right.absorbed and not right.terms:
+        raise FormulaError("formula: no term is left before the bar; write for instance 'y ~ x | ward'.")
     if not right.terms and not (pooled and right.constant and right.intercept):
         alone = ", or 'y ~ 1' for an intercept alone" if pooled else ""
         raise FormulaError(
@@ -294,6 +313,7 @@ def _require_other_columns(right: RightSide, response: Expression) -> None:
     read = [(term_text(term), term_columns(term)) for term in right.terms]
     read += [(f"offset({offset.text})", offset.columns) for offset in right.offsets]
     read += [(one.text, (*one.columns, *one.effect_columns)) for one in right.random]
+    read += [(f"| {'^'.join(names)}", names) for names in right.absorbed]
     for text, columns in read:
         both = [name for name in columns if name in response.columns]
         if both:

@@ -36,10 +36,16 @@ _RANDOM_EFFECTS = (
     "(1 | site)'"
 )
 _ABSORBED = (
-    "groups are not absorbed, as pyfixest does with 'y ~ x | ward'. C(ward) has a constant for each level, "
-    "if all have enough rows. Random effects of small groups are for FederatedMixed, as in "
-    "'y ~ x + (1 | ward)', and strata(ward) for FederatedCox"
+    "effects after a bar, 'y ~ x | ward', are for FederatedOLS, and FederatedGLM with the Gaussian family, "
+    "which absorb them. C(ward) has a constant for each level, if all have enough rows. Random effects of small groups "
+    "are for FederatedMixed, as in 'y ~ x + (1 | ward)', and strata(ward) for FederatedCox"
 )
+_AFTER_THE_BAR = (
+    "after the bar are one or two columns, or combinations of columns, whose effects are absorbed: "
+    "'y ~ x | ward', 'y ~ x | ward + shift', 'y ~ x | ward^year'"
+)
+MOST_ABSORBED = 2
+"""Absorbed effects of a model: the rank of more is not known from their levels."""
 _TOKEN = re.compile(
     r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\()
              | (?P<labels>(?:strata|cluster)\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
@@ -48,6 +54,8 @@ _TOKEN = re.compile(
 )
 _NAME = r"\s*(?:[^\W\d][\w.]*|`[^`]+`)\s*"
 _COLUMNS = re.compile(rf"{_NAME}(?:[+^]{_NAME})*")
+_SUMMANDS = re.compile(rf"{_NAME}(?:\^{_NAME})*")
+_FACTOR_NAME = re.compile(_NAME)
 _QUOTED_OR_BAR = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]|\|\|?")
 _QUOTED_OR_PARENTHESIS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]")
 
@@ -91,7 +99,8 @@ class RightSide:
 
     `offsets` is what stands inside each ``offset(...)``; `constant` says whether nothing but the intercept
     and offsets was written, and is false for ``x - x``. `labels` are the columns of ``strata(...)`` and
-    ``cluster(...)``, by function.
+    ``cluster(...)``, by function. `absorbed` are effects after a bar, each the columns whose combinations
+    are its levels.
     """
 
     intercept: bool
@@ -100,18 +109,32 @@ class RightSide:
     constant: bool
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     random: tuple[RandomTerm, ...] = ()
+    absorbed: tuple[tuple[str, ...], ...] = ()
 
 
 def parse_terms(
-    text: str, dot: Sequence[str] = (), *, offsets: bool = False, random: bool = False
+    text: str,
+    dot: Sequence[str] = (),
+    *,
+    offsets: bool = False,
+    random: bool = False,
+    absorbs: bool = False,
 ) -> RightSide:
     """Read the right side of a formula, in which ``.`` means the columns `dot`.
 
     Raises a FormulaError for anything outside the language, for a formula that multiplies out to too many
-    terms, and for an offset, strata, clusters or random effects that are not allowed there, or an offset
-    written twice.
+    terms, and for an offset, strata, clusters, random effects or absorbed ones that are not allowed there, or
+    an offset written twice.
     """
     _require_length(text)
+    if absorbs and _has_bar(text):
+        head, bar, *tail = _split_bar(text)
+        absorbed = _parse_absorbed("".join([bar, *tail]), text)
+        columns = {name for names in absorbed for name in names}
+        dot = [name for name in dot if name not in columns]
+        found = parse_terms(head, dot, offsets=offsets)
+        # Their levels span the constant: factors are coded as next to an intercept, whatever is written.
+        return replace(found, intercept=True, absorbed=absorbed)
     tokens = _tokens(text)
     for token in tokens:
         if token.kind in ("offset", "labels") and not offsets:
@@ -243,6 +266,25 @@ def parse_random(text: str) -> list[RandomTerm]:
         found += [RandomTerm(columns, True)] if inside.intercept else []
         found += [RandomTerm(columns, False, (term,)) for term in terms]
     return found
+
+
+def _parse_absorbed(text: str, whole: str) -> tuple[tuple[str, ...], ...]:
+    """Read ``| a + b^c``: the columns of each effect."""
+    if not _COLUMNS.fullmatch(text[1:]):
+        raise refuse_formula(f"{text!r}", whole, _AFTER_THE_BAR)
+    factors = [
+        tuple(name.strip().strip("`") for name in _FACTOR_NAME.findall(factor))
+        for factor in _SUMMANDS.findall(text[1:])
+    ]
+    if len(factors) > MOST_ABSORBED or len({frozenset(names) for names in factors}) < len(factors):
+        raise refuse_formula(f"{text!r}", whole, _AFTER_THE_BAR)
+    return tuple(tuple(dict.fromkeys(names)) for names in factors)
+
+
+def extended(text: str, more: str) -> str:
+    """Return a formula with `more` after its terms, and before the bar of absorbed effects."""
+    head, *tail = _split_bar(text)
+    return f"{head.rstrip()}{more}{' ' * bool(tail)}{''.join(tail)}"
 
 
 def _groups(group: str, text: str) -> list[tuple[str, ...]]:
