@@ -240,7 +240,13 @@ def clean(**given: Any) -> fs.ClientPartition:
     """Return rows with columns for arguments that do not fit."""
     t = rows()
     apart = np.where(t["site"] == "a", t["x"] > 0.5, np.where(t["site"] == "b", t["x"] > -0.5, t["x"] < 0.0))
-    more = {"ward": t["g"], "apart": apart * 1, "wrong": (t["x"] > 0.0) * 1, "tiny": t["y"] * 1e-160}
+    more = {
+        "week": np.arange(len(t)) % 9 + 2,
+        "ward": t["g"],
+        "apart": apart * 1,
+        "wrong": (t["x"] > 0.0) * 1,
+        "tiny": t["y"] * 1e-160,
+    }
     return by_site(t.assign(**more, lacks=t["y"].where(t["x"] > -1.0)), **given)
 
 
@@ -319,6 +325,15 @@ FAILURES = [
         Failure("FederatedOLS", "y ~ x", clean, {"labels": ["ward"]}, {"cov_type": kind})
         for kind in ("cluster", "survey")
     ),
+    Failure("FederatedOLS", "y ~ x | ward", clean, {}, {"cov_type": "HC3"}),
+    Failure(
+        "FederatedOLS",
+        "y ~ x | ward",
+        clean,
+        {},
+        {"cov_type": "cluster", "cov_kwds": {"groups": "ward", "correction": "CR2"}},
+    ),
+    Failure("FederatedOLS", "y ~ x | ward + week", clean),
     Failure("GLORE", "k ~ x", clean, {"family": POISSON}),
     Failure("FederatedOLS", "e ~ x", clean, {"family": BINOMIAL}),
     Failure("FederatedOLS", "y ~ w", clean, {"offset": "x"}),

@@ -327,8 +327,8 @@ def check_absorbed_levels(data: SiteData, state: State, fact: facts.AbsorbedLeve
             "differencing",
             data.name,
             f"requires no or at least {least} absorbed levels of fewer than {least} rows; '{fact.effect}' "
-            "has fewer. With sums over all rows, those within levels would reveal the totals of these levels. "
-            "Merge them with others, or leave their rows out",
+            "has fewer. With sums over all rows, those within levels would reveal the totals of these "
+            "levels. Merge them with others, or leave their rows out",
         )
 
 

@@ -632,6 +632,16 @@ class FederatedOLS(FederatedGLM):
     intervals with Student's t, and intervals of new responses. With ``var_weights`` it is statsmodels' WLS
     with these weights; a row with ``freq_weights`` two counts as two rows.
 
+    Effects after a bar, ``y ~ x | ward``, are absorbed: the fit is that with a constant for each level of
+    ``ward`` within each site. Sites subtract the means of their levels from response and columns (Frisch and
+    Waugh 1933), and release sums within levels and, masked, the number of levels, which counts in the degrees
+    of freedom. Levels are of their site, also if another site has an equal label: they are those of
+    ``| site^ward`` in fixest and pyfixest. ``ward^year`` has a level for each combination. Two effects, ``| ward
+    + shift``, are removed by conjugate gradients, if no label is at two sites; their redundant levels are
+    counted exactly, where fixest counts one. Rows that are alone in a level are left out, as in fixest, if
+    there are at least ``min_level_count`` of them at a site; otherwise they are levels of their own, which
+    changes no coefficient. There are no predictions, and no HC2, HC3 and CR2.
+
     Make one with :meth:`from_formula`.
 
     Parameters
@@ -650,6 +660,17 @@ class FederatedOLS(FederatedGLM):
     >>> result = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals).fit()
     >>> bool(0.0 < result.rsquared_adj < result.rsquared < 1.0), bool(result.f_pvalue < 0.001)
     (True, True)
+    >>> wards = fs.datasets.make_hospitals().assign(ward=lambda table: table.index // 4)
+    >>> within = fs.ClientPartition.from_frame(wards, by="hospital")
+    >>> absorbed = fs.FederatedOLS.from_formula("num ~ age + sex | ward", within).fit()
+    >>> absorbed.params.index.tolist(), absorbed.nobs, int(absorbed.df_resid)
+    (['age', 'sex'], 920, 688)
+
+    References
+    ----------
+    Frisch and Waugh, "Partial time regressions as compared with individual trends", Econometrica 1 (1933).
+
+    Correia, "Linear models with high-dimensional fixed effects: an efficient and feasible estimator" (2016).
     """
 
     model_name: ClassVar[str] = "Federated OLS"
@@ -678,7 +699,7 @@ class FederatedOLS(FederatedGLM):
         Parameters
         ----------
         formula : str
-            As for :meth:`FederatedGLM.from_formula`, without ``offset()``.
+            As for :meth:`FederatedGLM.from_formula`, without ``offset()``; ``y ~ x | ward`` absorbs effects.
         partition : ClientPartition
             In the horizontal layout.
         family : statsmodels family or str, optional

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedstat.errors import EstimationError, Remedy
+from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
@@ -112,16 +113,23 @@ class Newton(LikelihoodNewton[PooledSums]):
 
     def _check_levels(self) -> None:
         """Require that the levels of two absorbed effects are of one site each."""
-        for labels in self.shared if len(self.shared) > 1 else ():
-            if labels.found and not labels.serial:
-                raise EstimationError(
-                    f"about {labels.found:,} levels of '{labels.groups}' are at several sites, and two "
-                    "effects are absorbed only within sites",
-                    remedy=Remedy(
-                        "from_formula('{formula} + C({column}) | {other}', ...).fit()",
-                        "Write it as a term of the formula, C({column}), and absorb the other effect alone",
-                    ).filled(formula="y ~ x", column=labels.groups, other="..."),
-                )
+        question = self.session.agreement.question
+        for k, labels in enumerate(self.shared if len(self.shared) > 1 else ()):
+            if not labels.found or labels.serial:
+                continue
+            term = ":".join(f"C({quoted_name(name)})" for name in question.absorbed[k])
+            raise EstimationError(
+                f"about {labels.found:,} levels of '{question.absorbed_texts[k]}' are at several sites, and "
+                "two effects are absorbed only within sites",
+                remedy=Remedy(
+                    "from_formula('{formula} + {term} | {other}', ...).fit()",
+                    "Absorb the other one alone, and write {term} as a term: {arguments}",
+                ).filled(
+                    formula=f"{question.response} ~ {' + '.join(question.terms)}",
+                    term=term,
+                    other="^".join(map(quoted_name, question.absorbed[1 - k])),
+                ),
+            )
 
     def _start_null(self, response: Floats) -> None:
         question = self.session.agreement.question

@@ -170,7 +170,7 @@ class GLMStatements(SiteFitsResults, RowsResults):
 
     @property
     def df_null(self) -> float:
-        """Residual degrees of freedom of the model with an intercept, or absorbed levels, (and offset) only."""
+        """Residual degrees of freedom of the model with an intercept or absorbed levels (and offset) only."""
         return self._fit.total.weight - max(self._fit.design.absorbed.levels, 1)
 
     @property

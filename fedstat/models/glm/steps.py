@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import repeat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import ClassVar
 
 import numpy as np
@@ -555,10 +555,10 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     found: dict[str, Array] = {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
     if effects := model.opened.question.absorbed:
         frame = pd.concat([rows.frame for rows, _ in model.opened.chunks()])
-        levels = level_codes(frame, effects)
-        found["levels"] = np.array([code.max() + 1.0 for code in levels])
-        pairs = [np.unique(np.column_stack([of_effect, code]), axis=0) for of_effect in levels]
-        found["nested"] = np.array([len(pair) for pair in pairs]) == found["levels"]
+        of_effects = level_codes(frame, effects)
+        counts = np.array([each.max() + 1.0 for each in of_effects])
+        both = [np.unique(np.column_stack([each, code]), axis=0) for each in of_effects]
+        found |= {"levels": counts, "nested": np.array([*map(len, both)]) == counts}
     return found
 
 

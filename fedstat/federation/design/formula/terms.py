@@ -37,8 +37,8 @@ _RANDOM_EFFECTS = (
 )
 _ABSORBED = (
     "effects after a bar, 'y ~ x | ward', are for FederatedOLS, and FederatedGLM with the Gaussian family, "
-    "which absorb them. C(ward) has a constant for each level, if all have enough rows. Random effects of small groups "
-    "are for FederatedMixed, as in 'y ~ x + (1 | ward)', and strata(ward) for FederatedCox"
+    "which absorb them. C(ward) has a constant for each level, if all have enough rows. Random effects of "
+    "small groups are for FederatedMixed, as in 'y ~ x + (1 | ward)', and strata(ward) for FederatedCox"
 )
 _AFTER_THE_BAR = (
     "after the bar are one or two columns, or combinations of columns, whose effects are absorbed: "
