@@ -636,9 +636,9 @@ class FederatedOLS(FederatedGLM):
     ``ward`` within each site. Sites subtract the means of their levels from response and columns (Frisch and
     Waugh 1933), and release sums within levels and, masked, the number of levels, which counts in the degrees
     of freedom. Levels are of their site, also if another site has an equal label: they are those of
-    ``| site^ward`` in fixest and pyfixest. ``ward^year`` has a level for each combination. Two effects, ``| ward
-    + shift``, are removed by conjugate gradients, if no label is at two sites; their redundant levels are
-    counted exactly, where fixest counts one. Rows that are alone in a level are left out, as in fixest, if
+    ``| site^ward`` in fixest and pyfixest. ``ward^year`` has a level for each combination. Two effects,
+    ``| ward + shift``, are removed by conjugate gradients, if no label is at two sites; their redundant levels
+    are counted exactly, where fixest counts one. Rows that are alone in a level are left out, as in fixest, if
     there are at least ``min_level_count`` of them at a site; otherwise they are levels of their own, which
     changes no coefficient. There are no predictions, and no HC2, HC3 and CR2.
 
@@ -664,7 +664,7 @@ class FederatedOLS(FederatedGLM):
     >>> within = fs.ClientPartition.from_frame(wards, by="hospital")
     >>> absorbed = fs.FederatedOLS.from_formula("num ~ age + sex | ward", within).fit()
     >>> absorbed.params.index.tolist(), absorbed.nobs, int(absorbed.df_resid)
-    (['age', 'sex'], 920, 688)
+    (['age', 'sex'], 920, 686)
 
     References
     ----------
