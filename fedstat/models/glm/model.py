@@ -637,10 +637,10 @@ class FederatedOLS(FederatedGLM):
     Waugh 1933), and release sums within levels and, masked, the number of levels, which counts in the degrees
     of freedom. Levels are of their site, also if another site has an equal label: they are those of
     ``| site^ward`` in fixest and pyfixest. ``ward^year`` has a level for each combination. Two effects,
-    ``| ward + shift``, are removed by conjugate gradients, if no label is at two sites; their redundant levels
-    are counted exactly, where fixest counts one. Rows that are alone in a level are left out, as in fixest, if
-    there are at least ``min_level_count`` of them at a site; otherwise they are levels of their own, which
-    changes no coefficient. There are no predictions, and no HC2, HC3 and CR2.
+    ``| ward + shift``, are removed by conjugate gradients if no label is at two sites. Their redundant
+    levels are counted exactly, where fixest counts one. Rows that are alone in a level are left out, as in
+    fixest, if a site has at least ``min_level_count`` of them; fewer are levels of their own, which changes
+    no coefficient. There are no predictions, and no HC2, HC3 and CR2.
 
     Make one with :meth:`from_formula`.
 
