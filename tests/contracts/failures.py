@@ -241,6 +241,7 @@ def clean(**given: Any) -> fs.ClientPartition:
     t = rows()
     apart = np.where(t["site"] == "a", t["x"] > 0.5, np.where(t["site"] == "b", t["x"] > -0.5, t["x"] < 0.0))
     more = {
+        "once": 5.0,
         "week": np.arange(len(t)) % 9 + 2,
         "ward": t["g"],
         "apart": apart * 1,
@@ -308,6 +309,7 @@ FAILURES = [
     Failure("FederatedCox", "Surv(time, e) ~ 1", clean),
     Failure("FederatedCox", PATIENTS, clean, {}, {"baseline": "common"}),
     Failure("FederatedCox", PATIENTS, clean, {}, {"grid": 3, "until": 30}),
+    Failure("FederatedCox", PATIENTS, clean, {}, {"baseline": "common", "grid": 3}),
     Failure("FederatedAFT", "Surv(time, e) ~ x + strata(m)", clean),
     Failure(
         "FederatedAFT",
@@ -316,8 +318,8 @@ FAILURES = [
         {"distribution": "lognormal"},
         then=lambda fit: fit.hazard_ratios(),
     ),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean),
-    Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 3}),
+    Failure("KaplanMeier", "Surv(2 * time, e) ~ 1", clean),
+    Failure("KaplanMeier", "Surv(once, e) ~ 1", clean),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 100, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 0.01, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": [10, 20], "until": 20}),

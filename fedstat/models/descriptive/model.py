@@ -27,10 +27,12 @@ from fedstat.federation.design.formula.syntax_tree import (
 )
 from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.spline_knots import MOST_ROUNDS
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.explanation import Explanation
 from fedstat.inference.noisy_tables import (
     RunningCounts,
@@ -45,6 +47,7 @@ from fedstat.models.descriptive.noisy_steps import CodedColumn, TablePart
 from fedstat.models.descriptive.protocol import (
     MOST_TRIES,
     SurvivalTable,
+    find_last_time,
     request_of,
     survival_table,
     with_ends_apart,
@@ -59,7 +62,7 @@ from fedstat.models.descriptive.tables import histogram as histogram
 from fedstat.models.descriptive.tables import quantiles as quantiles
 from fedstat.models.descriptive.tables import table_one as table_one
 from fedstat.models.explain import DryRunPlan, call_of, settled
-from fedstat.models.horizontal.blocks import grid_points
+from fedstat.models.horizontal.blocks import MOST_POINTS, TimeGrid, grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
@@ -72,8 +75,12 @@ class CurvePlan(DryRunPlan):
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the search for intervals."""
-        points = len(grid_points(self.given["grid"], self.given["until"]))
-        return [IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2)]
+        grid = TimeGrid.of(self.given["grid"], self.given["until"])
+        points = MOST_POINTS if grid.points is None else len(grid.points)
+        found = IterationLoop(("count_intervals",), MOST_ROUNDS)
+        searched = any("count_intervals" in steps for steps in dry_run.rounds)
+        flags = IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2)
+        return [flags, *([found] if searched else [])]
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
@@ -138,11 +145,40 @@ class CurveModel(HorizontalModel):
         self.groups = tuple(columns)
         return replace(question, terms=terms, columns=self.groups)
 
-    def _count(self, attempt: FitAttempt, grid: Floats, masked: object) -> tuple[SurvivalTable, bool]:
+    def _count(self, attempt: FitAttempt, grid: TimeGrid, masked: object) -> tuple[SurvivalTable, bool, str]:
+        """Count on the grid; return also whether sums are masked, and how a last time was found."""
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        request = request_of(session, self.groups)
-        table: SurvivalTable = attempt.run(survival_table(session, request, grid), session.masked_sites)
-        return table, session.masked
+
+        def protocol() -> FitProtocol[tuple[SurvivalTable, str]]:
+            points, origin = grid.points, ""
+            if points is None:
+                until, origin = grid.until, "given" if grid.until else "published"
+                if until is None:
+                    until = self._published_end
+                if until is None:
+                    until, origin = (yield from find_last_time(session)), "counted"
+                points = grid.ending(until)
+            table = yield from survival_table(session, request_of(session, self.groups), points)
+            return table, origin
+
+        table, origin = attempt.run(protocol(), session.masked_sites)
+        return table, session.masked, origin
+
+    def _public_points(self, grid: object, until: float | None) -> Floats:
+        """Return a grid without a request: a last time that is not given is a published one."""
+        chosen = TimeGrid.of(grid, until)
+        end = chosen.until or self._published_end
+        return grid_points(grid, until) if chosen.points is not None or end is None else chosen.ending(end)
+
+    @property
+    def _published_end(self) -> float | None:
+        """Largest time in the ranges that the sites publish of the time; None if one has none."""
+        assert self.question.survival is not None
+        time = self.question.survival.times[-1]
+        name = time.name if isinstance(time, Column) else ""
+        columns = [self.partition.sites[site].published.get(name) for site in self.sites]
+        ends = [column.range[1] for column in columns if column is not None and column.range is not None]
+        return max(ends) if len(ends) == len(columns) and max(ends) > 0.0 else None
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)
@@ -186,7 +222,7 @@ class KaplanMeier(CurveModel):
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
-    >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
+    >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit()
     >>> curves.restricted_mean(34).round(1)["estimate"].to_dict()
     {'arm=drugs': 23.4, 'arm=surgery': 26.8}
     """
@@ -210,12 +246,13 @@ class KaplanMeier(CurveModel):
         Parameters
         ----------
         grid : float or sequence of float
-            Width of the intervals, or their ends, ascending; required. It is public: choose it from the unit
-            of time and the length of the study. A fine grid is no disadvantage, since intervals with few rows
-            are merged.
+            Width of the intervals, or their ends, ascending. It is public. A fine grid is no disadvantage,
+            since intervals with few rows are merged. By default 1, or a round number for studies of less than
+            20 or more than 1,000 units.
         until : float, optional
-            Last time of a grid that is given by its width; required there. Rows that are followed longer are
-            at risk until then.
+            Last time; rows that are followed longer are at risk until then. By default the end of the ranges
+            of the time that the sites publish, or else its rounded largest value, as that of a spline with
+            ``df``: from masked counts of averages over blocks of rows.
         masked : bool, optional
             Whether pairwise masks hide each site's part of the counts; by default with at least three sites,
             and with two where an owner requires it.
@@ -255,8 +292,9 @@ class KaplanMeier(CurveModel):
         2  36.0   185.0     84.0     0.440
         3  48.0    84.0     25.0     0.355
         """
-        call, points = Call.of(self.fit, locals()), grid_points(grid, until)
+        call, chosen = Call.of(self.fit, locals()), TimeGrid.of(grid, until)
         if epsilon is not None:
+            points = self._public_points(grid, until)
             return self._read_noise(points, self._with_noise(points, epsilon, delta, bounds, masked))
         for name, site in self.partition.sites.items():
             if site.policy.privacy is not None:
@@ -266,7 +304,7 @@ class KaplanMeier(CurveModel):
                     "releases counts only with noise",
                     remedy=Remedy("fit(..., epsilon=1.0)", "Fit with {arguments}, or leave the site out"),
                 )
-        return run_fit(self, call, KaplanMeier._estimate, points, masked)
+        return run_fit(self, call, KaplanMeier._estimate, chosen, masked)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Report the requests of :meth:`fit`, its releases and with epsilon its price; no request is sent.
@@ -294,7 +332,7 @@ class KaplanMeier(CurveModel):
         if given["epsilon"] is None:
             return super().explain(**arguments)
         noise = (given[name] for name in ("epsilon", "delta", "bounds", "masked"))
-        table = self._with_noise(grid_points(given["grid"], given["until"]), *noise)
+        table = self._with_noise(self._public_points(given["grid"], given["until"]), *noise)
         return replace(table.explain(), call=call_of(self, arguments))
 
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:
@@ -384,7 +422,7 @@ class KaplanMeier(CurveModel):
         }
         return KaplanMeierResults._of_noise(self, parts, release.ledger)
 
-    def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> KaplanMeierResults:
+    def _estimate(self, attempt: FitAttempt, grid: TimeGrid, masked: object) -> KaplanMeierResults:
         return KaplanMeierResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)
 
 
@@ -440,11 +478,11 @@ class CumulativeIncidence(CurveModel):
         Parameters
         ----------
         grid : float or sequence of float
-            Width of the intervals, or their ends, ascending; required. It is public: choose it from the unit
-            of time and the length of the study. A fine grid is no disadvantage, since intervals with few rows
-            are merged.
+            Width of the intervals, or their ends, ascending. It is public. A fine grid is no disadvantage,
+            since intervals with few rows are merged. By default 1, or a round number for studies of less than
+            20 or more than 1,000 units.
         until : float, optional
-            Last time of a grid that is given by its width; required there.
+            Last time. By default as in :meth:`KaplanMeier.fit`.
         masked : bool, optional
             Whether pairwise masks hide each site's part of the counts; by default with at least three sites,
             and with two where an owner requires it.
@@ -465,8 +503,8 @@ class CumulativeIncidence(CurveModel):
             A site refuses.
         """
         return run_fit(
-            self, Call.of(self.fit, locals()), CumulativeIncidence._estimate, grid_points(grid, until), masked
+            self, Call.of(self.fit, locals()), CumulativeIncidence._estimate, TimeGrid.of(grid, until), masked
         )
 
-    def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> CumulativeIncidenceResults:
+    def _estimate(self, attempt: FitAttempt, grid: TimeGrid, masked: object) -> CumulativeIncidenceResults:
         return CumulativeIncidenceResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import DesignError, EstimationError
-from fedstat.federation.design.horizontal_design import RowsDesign, open_requests
+from fedstat.errors import DesignError, EstimationError, Remedy
+from fedstat.federation.design.formula.expression import parse_expression, quoted_name
+from fedstat.federation.design.formula.syntax_tree import Column
+from fedstat.federation.design.horizontal_design import RowsDesign, open_requests, rows_request
 from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.design.site_rows import quantile_places
+from fedstat.federation.design.spline_knots import agree_knots
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
 from fedstat.models.descriptive.steps import ENOUGH, CellsRequest
@@ -98,6 +101,37 @@ class SurvivalTable:
         cells, edges = self.counts.cells, self.counts.edges
         events, censored = cells[:, :-1, 1:].sum(axis=2), cells[:, :-1, 0]
         return SurvivalCounts(edges, events, censored, cells[:, -1].sum(axis=1), self.entered, self.at_ends)
+
+
+CHOOSE_GRID = Remedy("fit(grid=1, until=60)", "Choose the grid, as in {call}")
+
+
+def find_last_time(session: RowsSession) -> FitProtocol[float]:
+    """Return the rounded end of the times over all sites, as the upper bound of a spline is found.
+
+    DesignError if the times are no column, or all rows have the same time.
+    """
+    question = session.agreement.question
+    assert question.survival is not None
+    time = question.survival.times[-1]
+    if not isinstance(time, Column):
+        raise DesignError(
+            f"{question.response!r}: the last time is found for a column and not for a term of several",
+            remedy=CHOOSE_GRID,
+        )
+    # The rows are those of the curve: its groups are labels here.
+    bounds = f"bs({quoted_name(time.name)}, df=3)"
+    labels = tuple(dict.fromkeys((*question.labels, *question.columns)))
+    spline = replace(question, terms=(bounds,), columns=(time.name,), labels=labels)
+    try:
+        found = yield from agree_knots(spline, session.sites, rows_request(session.session))
+    except DesignError as error:
+        raise DesignError(
+            f"{question.response!r}: the times of all rows are equal, or nearly, so that no grid is found",
+            remedy=CHOOSE_GRID,
+        ) from error
+    (text,) = found.placed
+    return float(dict(parse_expression(text).tree.options)["upper_bound"])  # type: ignore[union-attr]
 
 
 def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) -> FitProtocol[SurvivalTable]:

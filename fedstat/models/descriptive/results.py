@@ -59,6 +59,12 @@ MOST_SPREAD = 2001
 """Times over which events within intervals are spread, where times are not on the grid."""
 DECISION = 0.05
 """Level at which the log-rank tests with and without sites are compared."""
+ORIGINS = {
+    "given": "as until=",
+    "published": "the end of the ranges that the sites publish",
+    "counted": "the rounded end of the times over all sites",
+}
+"""How the last time of a proposed grid was found."""
 SITE_WIDTHS = (WIDTH - 14, 12)
 NOTES = Catalogue(
     critical={
@@ -70,6 +76,8 @@ NOTES = Catalogue(
         "intervals are wide. Read the test by site: only it compares rows of the same site.",
     },
     info={
+        "proposed_grid": "Times were counted at multiples of {width:g} up to {end:g}, {origin}; "
+        "fit(grid=..., until=...) chooses others.",
         "merged_intervals": "The curve is known at {times} times; {requested} were requested. Intervals "
         "were merged until {where} each group has no row or at least {least} rows with each outcome in each "
         "interval, also between these times and those of earlier curves.",
@@ -98,10 +106,10 @@ class KaplanMeierRecord:
 
     `entered` are rows by the interval in which they enter, `at_ends` those of the leaving rows whose time is
     exactly the end of an interval, and `events_at_ends` those of them with an event, counted where `apart` is
-    true. `requested` (R,) are the ends of the analyst's grid, of which `times` are left. A count of `least`
-    rows or more, or of none, was required in each interval: over all sites with `over_sites`, and otherwise
-    at every site. With noise, `noise` is its variance on the running sums of counts, which were charged
-    `epsilon` at `delta`.
+    true. `requested` (R,) are the ends of the grid, of which `times` are left; `proposed` is how its last
+    time was found, empty for a grid of the analyst. A count of `least` rows or more, or of none, was required
+    in each interval: over all sites with `over_sites`, and otherwise at every site. With noise, `noise` is
+    its variance on the running sums of counts, which were charged `epsilon` at `delta`.
     """
 
     response: str
@@ -128,6 +136,7 @@ class KaplanMeierRecord:
     noise: float = 0.0
     epsilon: float = 0.0
     delta: float = 0.0
+    proposed: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -145,7 +154,7 @@ class CurveResults(Results[CurveRecord]):
     """Counts on a grid of times by group, and what is common to all that follows from them."""
 
     @staticmethod
-    def _parts(model: HorizontalModel, table: SurvivalTable, masked: bool) -> dict[str, Any]:
+    def _parts(model: HorizontalModel, table: SurvivalTable, masked: bool, proposed: str) -> dict[str, Any]:
         """Return the parts of a record."""
         agreement = model.agreement
         names = agreement.question.columns
@@ -170,6 +179,7 @@ class CurveResults(Results[CurveRecord]):
             "events_at_ends": table.events_at_ends,
             "apart": tuple(table.intervals.apart.tolist()),
             "requested": table.intervals.requested,
+            "proposed": proposed,
             "least": table.intervals.least,
             "over_sites": table.intervals.over_sites,
             "observed": table.by_site.observed,
@@ -351,6 +361,11 @@ class CurveResults(Results[CurveRecord]):
             yield NOTES.note(
                 "wide_intervals", before=before, after=self.times[place], change=falls.max(), hint=hint
             )
+        if record.proposed:
+            end = float(record.requested[-1])
+            yield NOTES.note(
+                "proposed_grid", width=float(record.requested[0]), end=end, origin=ORIGINS[record.proposed]
+            )
         if self._merged:
             whole = "over all sites" if record.over_sites else "at every site"
             yield NOTES.note(
@@ -427,9 +442,11 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
     model_name = "Kaplan-Meier"
 
     @classmethod
-    def _of(cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger) -> Self:
+    def _of(
+        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, proposed: str, ledger: Ledger
+    ) -> Self:
         """Make results of a fit."""
-        return cls(KaplanMeierRecord(**cls._parts(model, table, masked)), ledger, model)
+        return cls(KaplanMeierRecord(**cls._parts(model, table, masked, proposed)), ledger, model)
 
     @classmethod
     def _of_noise(cls, model: HorizontalModel, parts: Mapping[str, Any], ledger: Ledger) -> Self:
@@ -833,12 +850,14 @@ class CumulativeIncidenceResults(
     model_name = "Cumulative incidence"
 
     @classmethod
-    def _of(cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger) -> Self:
+    def _of(
+        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, proposed: str, ledger: Ledger
+    ) -> Self:
         """Make results of a fit."""
         survival = model.question.survival
         assert survival is not None
         cells = table.counts.cells[:, :-1, 1:]
-        parts = cls._parts(model, table, masked)
+        parts = cls._parts(model, table, masked, proposed)
         return cls(CumulativeIncidenceRecord(**parts, causes=survival.causes, by_cause=cells), ledger, model)
 
     @property

@@ -510,27 +510,14 @@ CLUSTER_FACTS = (*SUMS, facts.ClusterRowCounts, facts.ClusterProducts)
 @step(
     FAMILY,
     "judge",
-    releases={
-        "clusters": HASHES,
-        "strata": STRATA,
-        "nested": control(
-            "whether every absorbed level is in one cluster, by effect", maskable=True, optional=True
-        ),
-        "levels": aggregate(
-            "absorbed levels, by effect",
-            maskable=True,
-            optional=True,
-            behind=(facts.EntityCount, facts.AbsorbedLevels, facts.RowGroups),
-        ),
-    },
+    releases={"clusters": HASHES, "strata": STRATA},
     requests=schema("columns of clusters and strata"),
 )
 def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Return the site's clusters and strata as keyed hashes; an error if a cluster is in two strata.
 
     `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). It releases
-    ``clusters`` (G,) and ``strata`` (S,); where effects are absorbed also ``levels`` of each, (E,), and
-    whether these are ``nested`` in the clusters.
+    ``clusters`` (G,) and ``strata`` (S,).
     """
     model, content = model_of(state), json.loads(text)
     columns = [content["clusters"], *([] if content["strata"] is None else [content["strata"]])]
@@ -552,14 +539,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
     state.keep("glm groups", RowClusters(code, cluster, stratum, tuple(columns)), state.entities)
-    found: dict[str, Array] = {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
-    if effects := model.opened.question.absorbed:
-        frame = pd.concat([rows.frame for rows, _ in model.opened.chunks()])
-        of_effects = level_codes(frame, effects)
-        counts = np.array([each.max() + 1.0 for each in of_effects])
-        both = [np.unique(np.column_stack([each, code]), axis=0) for each in of_effects]
-        found |= {"levels": counts, "nested": np.array([*map(len, both)]) == counts}
-    return found
+    return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
 
 
 def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
@@ -593,6 +573,15 @@ def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
         "lonely": aggregate(
             "number of strata, and of those with one cluster", maskable=True, behind=CLUSTER_FACTS
         ),
+        "nested": control(
+            "whether every absorbed level is in one cluster, by effect", maskable=True, optional=True
+        ),
+        "levels": aggregate(
+            "absorbed levels, by effect",
+            maskable=True,
+            optional=True,
+            behind=(facts.EntityCount, facts.AbsorbedLevels, facts.RowGroups),
+        ),
     },
 )
 def sum_clusters(
@@ -622,7 +611,8 @@ def sum_clusters(
     those at this site and their strata. For all strata of this site alone together: ``within`` (p, p), their
     part of the linearized variance, and ``lonely``, their number and the number with a single cluster.
     Clusters and strata that are not at this site have zeros, since only the sums over sites are needed,
-    except for the hashes.
+    except for the hashes. Where effects are absorbed, it also releases the number of ``levels`` of each (E,),
+    and whether these are ``nested`` in the clusters.
     """
     model = model_of(state)
     own, T = model.place(shift, scale, beta)
@@ -662,6 +652,12 @@ def sum_clusters(
             together = model.cluster_information(own, groups.among(single), slice(0, int(single.sum())))
             arrays["shared_information"][found] = T.T @ together @ T
         spanned = [part[:0] for part in spanned]
+    if effects := model.opened.question.absorbed:
+        frame = pd.concat([rows.frame for rows, _ in model.opened.chunks()])
+        of_effects = level_codes(frame, effects)
+        arrays["levels"] = np.array([each.max() + 1.0 for each in of_effects])
+        both = [np.unique(np.column_stack([each, groups.code]), axis=0) for each in of_effects]
+        arrays["nested"] = np.array([*map(len, both)]) == arrays["levels"]
     return arrays | {
         "counts": np.array([float((spans & (groups.stratum == stratum)).sum()) for stratum in spanning]),
         "sums": np.array([part.sum(axis=0) for part in spanned]).reshape(-1, p),

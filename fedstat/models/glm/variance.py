@@ -57,11 +57,11 @@ class ClusterSums:
 
 def request_clusters(
     session: RowsSession, fit: GLMFit, clusters: str, strata: str | None, choice: ClusterChoice | None
-) -> FitProtocol[tuple[list[Reply], dict[str, Array], int, int]]:
+) -> FitProtocol[tuple[list[Reply], dict[str, Array], int]]:
     """Request the clusters' scores from the sites, for a covariance of clusters with its correction.
 
-    Returns replies, the arrays of the request, the number of clusters, and the rank of absorbed levels that
-    are not nested in clusters. It is an error if a cluster is in different strata at different sites.
+    Returns replies, the arrays of the request, and the number of clusters. It is an error if a cluster is in
+    different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield session.request_all("list_clusters", {}, text)
@@ -85,24 +85,24 @@ def request_clusters(
             "clusters labels that are unique over strata"
         )
     listing = np.unique(np.concatenate([reply.arrays["clusters"] for reply in listed]))
-    return replies, arrays | {"pairs": pairs}, len(listing), _rank_across(listed, fit)
+    return replies, arrays | {"pairs": pairs}, len(listing)
 
 
-def _rank_across(listed: Sequence[Reply], fit: GLMFit) -> int:
+def _rank_across(replies: Sequence[Reply], fit: GLMFit) -> int:
     """Return the rank of the absorbed levels that are not nested in clusters; one, the mean, if all are."""
-    if "nested" not in listed[0].arrays:
+    if "nested" not in replies[0].arrays:
         return 0
-    across = add(listed, "nested") < len(listed)
+    across = add(replies, "nested") < len(replies)
     if across.all():
         return fit.design.absorbed.levels
-    return max(round(float(add(listed, "levels")[across].sum())), 1)
+    return max(round(float(add(replies, "levels")[across].sum())), 1)
 
 
 def cluster_sums(
     session: RowsSession, fit: GLMFit, clusters: str, strata: str | None
 ) -> FitProtocol[ClusterSums]:
     """Request the clusters' scores by stratum; those of clusters at several sites are added first."""
-    replies, arrays, count, _ = yield from request_clusters(session, fit, clusters, strata, None)
+    replies, arrays, count = yield from request_clusters(session, fit, clusters, strata, None)
     return add_clusters(replies, arrays, arrays["pairs"], count)
 
 
@@ -124,7 +124,8 @@ def clustered(
         G = len(session.sites)
         replies = yield session.request_all("sum_site", point | clusters.arrays(fit.total.information))
     else:
-        replies, _, G, across = yield from request_clusters(session, fit, choice.clusters, None, clusters)
+        replies, _, G = yield from request_clusters(session, fit, choice.clusters, None, clusters)
+        across = _rank_across(replies, fit)
         shared = add(replies, "shared_sums")
     if G < 2:
         raise EstimationError("cov_type='cluster' needs at least two clusters; there is one")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fedstat.errors import ModelError, Remedy
+from fedstat.federation.design.spline_knots import round_step
 from fedstat.models.checks import check_positive
 from fedstat.typing import Floats
 
 MOST_POINTS = 1000
+FEWEST_UNITS = 20.0
+"""Shortest study, in units of time, on whose units rows are counted if no width is given."""
+PROPOSED_POINTS = 100.0
+"""Fewest points of another proposed grid: with a round width it has up to two and a half times as many."""
 
 
 def listed_times(name: str, times: object, other: str = "") -> Floats:
@@ -22,6 +29,34 @@ def listed_times(name: str, times: object, other: str = "") -> Floats:
     if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
         raise ModelError(f"{name}: expected positive times that ascend")
     return points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeGrid:
+    """The grid of an analyst: its points, or what is given of width and last time; the rest is proposed."""
+
+    points: Floats | None = None
+    width: float | None = None
+    until: float | None = None
+
+    @classmethod
+    def of(cls, grid: object, until: float | None) -> TimeGrid:
+        """Check the arguments; errors as of :func:`grid_points`."""
+        width = isinstance(grid, int | float | np.number) and not isinstance(grid, bool)
+        if grid is not None and not (width and until is None):
+            return cls(grid_points(grid, until))
+        for name, value in (("grid", grid), ("until", until)):
+            if value is not None:
+                check_positive(name, value)
+        return cls(None, None if grid is None else float(grid), until)  # type: ignore[arg-type]
+
+    def ending(self, until: float) -> Floats:
+        """Return the points up to a last time.
+
+        Without a width it is one, since times are mostly whole numbers of a unit, or else a round number.
+        """
+        whole = FEWEST_UNITS <= until <= MOST_POINTS
+        return grid_points(self.width or (1.0 if whole else round_step(until / PROPOSED_POINTS)), until)
 
 
 def grid_points(grid: object, until: float | None) -> Floats:

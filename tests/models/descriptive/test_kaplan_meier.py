@@ -380,7 +380,6 @@ def test_formulas_without_a_meaning(formula, error, text):
 @pytest.mark.parametrize(
     ("grid", "until", "text"),
     [
-        (3, None, "needs its last time"),
         (0, 60, "grid"),
         (0.01, 60, "at most 1,000 points"),
         ([3, 3], None, "ascend"),
@@ -389,21 +388,72 @@ def test_formulas_without_a_meaning(formula, error, text):
         (100, 48, r"exceeds the last time, until=48.*grid=2.4, until=48"),
         (1, 1100, r"received 1,100. Use grid=2"),
         (0.25, 1000, r"Use grid=1,"),
-        (None, None, r"fit\(grid=1, until=60\)"),
-        (None, 60, r"fit\(\[12, 24, 36\]\)"),
+        (None, -1, "until: expected a positive number"),
+        (-1, None, "grid: expected a positive number"),
         ([], None, "expected a width"),
         ("months", None, "expected a width"),
     ],
 )
 def test_grids_without_a_meaning(grid, until, text):
-    with pytest.raises(ModelError, match=text):
-        grid_points(grid, until)
     for model, response in ((fs.KaplanMeier, "Surv(months, died)"), (fs.CumulativeIncidence, CAUSES)):
         partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital")
         with pytest.raises(ModelError, match=text):
             model.from_formula(f"{response} ~ arm", partition).fit(grid, until=until)
     assert len(grid_points(2, 1100)) == 550 and len(grid_points(48, 48)) == 1
     assert_allclose(grid_points(7, 20), [7.0, 14.0, 20.0])
+
+
+def test_without_a_grid_times_are_counted_in_units_up_to_the_rounded_end():
+    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital")
+    model = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition)
+    fit, end = model.fit(), PATIENTS["months"].max()
+    until = fit._record.requested[-1]
+    assert abs(until - end) <= 0.05 * end
+    assert f"multiples of 1 up to {until:g}, the rounded end of the times" in " ".join(
+        str(fit.summary()).split()
+    )
+    chosen = model.fit(grid=1, until=until)
+    assert fit.tidy().equals(chosen.tidy()) and fit.tidy().equals(model.fit().tidy())
+    assert "multiples of" not in str(chosen.summary())
+    # With one of the two, the other is found.
+    assert_allclose(model.fit(grid=3)._record.requested, np.append(np.arange(3.0, until, 3.0), until))
+    assert_allclose(model.fit(until=30)._record.requested, np.arange(1.0, 31.0))
+    text = " ".join(str(model.explain()).split())
+    assert "rows by interval, for knots" in text and "open_cells" in text
+    assert "count_intervals" not in str(model.explain(grid=1, until=60))
+
+
+@pytest.mark.parametrize("unit", [30.0, 1.0 / 12.0])
+def test_other_units_have_round_widths(unit):
+    fit = curves(table=PATIENTS.assign(months=PATIENTS["months"] * unit), grid=None)
+    width, until = fit._record.requested[[0, -1]]
+    assert 100 <= until / width <= 250
+    assert abs(until - PATIENTS["months"].max() * unit) <= 0.05 * until
+
+
+def test_published_ranges_are_the_end_of_a_grid():
+    described = {"months": {"kind": "number", "range": [0, 72]}, "died": {"kind": "number", "range": [0, 1]}}
+    described["arm"] = {"kind": "category", "levels": ["drugs", "surgery"]}
+    published = dict.fromkeys(PATIENTS["hospital"].unique(), described)
+    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital", policy="strict", published=published)
+    fit = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit()
+    assert fit._record.requested[-1] == 72.0
+    assert not [event for _, event in fit._ledger.events if event.step == "count_intervals"]
+
+
+def test_competing_events_and_late_entry_find_a_grid():
+    fit = competing(table=PATIENTS, grid=None)
+    again = competing(table=PATIENTS, grid=1, until=fit._record.requested[-1])
+    assert fit.tidy().equals(again.tidy())
+    late = curves("Surv(entry, months, died) ~ arm", PATIENTS, None)
+    assert late._record.proposed == "counted"
+
+
+def test_times_without_an_end_name_a_grid():
+    with pytest.raises(DesignError, match=r"times of all rows are equal.*fit\(grid=1, until=60\)"):
+        curves(table=PATIENTS.assign(months=5), grid=None)
+    with pytest.raises(DesignError, match=r"found for a column.*fit\(grid=1, until=60\)"):
+        curves("Surv(2 * months, died) ~ arm", PATIENTS, None)
 
 
 def test_nothing_to_estimate():
