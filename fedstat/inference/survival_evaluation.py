@@ -59,6 +59,22 @@ def survival_at_ends(events: Floats, censored: Floats, beyond: float) -> Floats:
     return np.asarray(np.cumprod(1.0 - share), dtype=np.float64)
 
 
+def concordance_index(pairs: Floats, squares: Floats) -> tuple[float, float]:
+    """Return Harrell's concordance and its standard error by the infinitesimal jackknife, as R's survival.
+
+    `pairs` (4,) and sums of `squares` (3,) are those of
+    :func:`fedstat.kernels.partial_likelihood.concordance`; without pairs both are nan.
+    """
+    agree, disagree, tied, _ = pairs.tolist()
+    total = agree + disagree + tied
+    if not total:
+        return float("nan"), float("nan")
+    share = (agree - disagree) / total
+    ss, sn, nn = squares.tolist()
+    error = float(np.sqrt(max(ss - 2.0 * share * sn + share**2 * nn, 0.0)) / (2.0 * total))
+    return (agree + tied / 2.0) / total, error
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalSums:
     """Sums over all sites, for times (m,) and B bins of the linear predictor.

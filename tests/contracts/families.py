@@ -513,6 +513,7 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cox test of proportional hazards": ("cox", lambda fit: fit.test_proportional_hazards()),
     "cox baseline": ("cox", lambda fit: fit.baseline_hazard(12, until=36)),
     "cox evaluation": ("cox", lambda fit: fit.evaluate(times=[6, 12])),
+    "aft evaluation": ("aft", lambda fit: fit.evaluate(times=[6, 12])),
     "cox heterogeneity": ("cox", lambda fit: fit.heterogeneity),
     "cox common baseline": ("cox common", lambda fit: fit.baseline_hazard()),
     "cox survival": ("cox", lambda fit: fit.survival_function(PROFILES, [6, 12])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
@@ -36,12 +37,15 @@ NO_STEP = (
 class AFTFit(PredictorFit):
     """Maximum of the likelihood: coefficients, and the logarithm of sigma unless it is one.
 
-    `events` are rows with the event, times their frequency weights; `weights` is the sum of all weights.
+    `events` are rows with the event, times their frequency weights; `weights` is the sum of all weights;
+    `pairs` and `squares` are those of :func:`fedstat.kernels.partial_likelihood.concordance`.
     """
 
     request: AFTRequest
     events: int
     weights: float
+    pairs: Annotated[Floats, "4"]
+    squares: Annotated[Floats, "3"]
 
     @property
     def map(self) -> Floats:
@@ -103,6 +107,8 @@ class AFTNewton(LikelihoodNewton[LikelihoodSums]):
             request=request,
             events=round(float(response[1 if session.agreement.question.counts_rows else 2])),
             weights=float(response[0]),
+            pairs=add(ended, "pairs"),
+            squares=add(ended, "squares"),
             null=null,
             meat=add(ended, "meat") if cov_type == "robust" else None,
             clustering=None,

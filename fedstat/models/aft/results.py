@@ -11,15 +11,18 @@ import pandas as pd
 from scipy import stats
 from statsmodels.genmod import families
 
+from fedstat.codec import to_json
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.effects import Means
 from fedstat.inference.estimate import INTERCEPT, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival, survival_table
+from fedstat.inference.survival_evaluation import SurvivalEvaluation, concordance_index
 from fedstat.inference.tables import WIDTH, Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.aft.protocol import LOG_SCALE, AFTFit, sum_effects, with_scale
-from fedstat.models.aft.steps import FAMILY, MOST_TIMES, TimesRequest, time_jet
+from fedstat.models.aft.steps import FAMILY, MOST_TIMES, AFTRequest, TimesRequest, time_jet
 from fedstat.models.checks import HeldRows, check_choice, check_level
 from fedstat.models.horizontal.blocks import listed_times
 from fedstat.models.horizontal.clusters import corrected_fit
@@ -35,6 +38,7 @@ from fedstat.models.horizontal.site_results import (
     clusters_line,
     tests_line,
 )
+from fedstat.models.horizontal.time_evaluation import evaluate_survival
 from fedstat.models.margins import Change, MeanJet
 from fedstat.models.results import EstimateRecord
 from fedstat.models.rows.predictors import PredictorResults
@@ -66,6 +70,10 @@ def _scale_line(result: AFTResults) -> str:
     return f"{number(result.scale)} ({number(low)} to {number(high)})"
 
 
+def _concordance_line(result: AFTResults) -> str:
+    return f"{result.concordance:.3f} (se {result.concordance_se:.3f}) by site"
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class AFTRecord(EstimateRecord):
     """What a file of results holds."""
@@ -83,6 +91,8 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
     ----------
     model : HorizontalModel
         For results that were read from a file, the names of response and coefficients only.
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
 
     Examples
     --------
@@ -98,6 +108,7 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
     (15, (4, 5), 6)
     """
 
+    evaluation_ledger: Ledger | None = None
     _record: AFTRecord
     _exponentiates = True
     _joint_name = "score test of equal parameters"
@@ -135,6 +146,16 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
     def events(self) -> int:
         """Rows with an event, times their frequency weights."""
         return self._record.fit.events
+
+    @property
+    def concordance(self) -> float:
+        """Share of the pairs of rows of one site whose events come in the predicted order."""
+        return concordance_index(self._record.fit.pairs, self._record.fit.squares)[0]
+
+    @property
+    def concordance_se(self) -> float:
+        """Standard error of :attr:`concordance`, by the infinitesimal jackknife as in R's survival."""
+        return concordance_index(self._record.fit.pairs, self._record.fit.squares)[1]
 
     # -- ratios and predictions --------------------------------------------------------------------
 
@@ -319,6 +340,60 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
         note = f"The distribution of times is assumed to be {lifetimes.words}, with one scale for all sites."
         return PredictedSurvival(table, alpha=alpha, steps=False, note=note, sources=(self,))
 
+    def evaluate(
+        self, partition: ClientPartition | None = None, *, times: Sequence[float] | Floats
+    ) -> SurvivalEvaluation:
+        """Evaluate predicted survival at given times: AUC, Brier score and calibration.
+
+        Sites count as for :meth:`CoxResults.evaluate`; bins are those of minus x'b over sigma.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures are too good.
+        times : sequence of float
+            Ascending. Between two of them, every site needs no rows or enough rows with the event and
+            without.
+
+        Returns
+        -------
+        SurvivalEvaluation
+            ``auc``, ``brier``, ``integrated_brier``, ``calibration(time)``, ``plot_auc()``,
+            ``plot_calibration(time)``.
+
+        Raises
+        ------
+        ModelError
+            The times do not ascend.
+        NotAvailableError
+            Rows enter late, or no row is followed for longer than the times; or the results were read from a
+            file, and there is no partition.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedAFT.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> fit.evaluate(times=[12, 24]).auc.round(2).tolist(), round(fit.concordance, 2)
+        ([0.61, 0.65], 0.61)
+        """
+        points, fit, agreement = listed_times("times", times), self._record.fit, self.basis.agreement
+        if agreement.question.response.count(",") > 1:
+            raise NotAvailableError("evaluate: it takes models without late entry")
+        partition = self._partition_for("evaluate", partition)
+        arrays = {
+            "beta": self._beta,
+            "center": np.array(float(fit.design.mean @ self._beta)),
+            "scale": np.array(self.scale),
+        }
+        found, self.evaluation_ledger = evaluate_survival(
+            (FAMILY, "AFT"), agreement, arrays, points, partition, to_json(AFTRequest(self.dist))
+        )
+        own = self._model is not None and partition is self._model.partition
+        return replace(found, own_rows=own)
+
     def _response(self, call: str, times: Sequence[float] | Floats | None = None) -> RowsResponse:
         fit = self._record.fit
         points = (
@@ -404,11 +479,17 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTR
         ("LR Test", "", _ratio_line),
         ("AIC", "aic", two_digits),
         ("BIC", "bic", two_digits),
+        ("Concordance", "", _concordance_line),
         ("Covariance Type", "", clusters_line),
         ("Tests", "", tests_line),
         ("Converged", "converged", yes_or_no),
     )
-    _GLANCE = (*SiteFitsResults._GLANCE, ("events", "events"))
+    _GLANCE = (
+        *SiteFitsResults._GLANCE,
+        ("events", "events"),
+        ("concordance", "concordance"),
+        ("concordance_se", "concordance_se"),
+    )
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         sheets = list(super()._sheets(alpha))

@@ -16,14 +16,21 @@ from fedstat.federation.design.transform_states import ColumnExtremes
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import control
+from fedstat.federation.message import aggregate, control
 from fedstat.kernels.lifetimes import LIFETIMES, Lifetimes
+from fedstat.kernels.partial_likelihood import RiskTable
 from fedstat.models.horizontal.rows import require_numbers_of_rows, summed
+from fedstat.models.horizontal.time_evaluation import (
+    CONCORDANCE,
+    Predicted,
+    concordance_sums,
+    enter_evaluation,
+)
 from fedstat.models.horizontal.variable_changes import sum_changes_of
 from fedstat.models.margins import Change, ChangesRequest, MeanJet
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective
 from fedstat.models.rows.steps import enter_steps, rows_in
-from fedstat.typing import Array, Floats
+from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "aft"
 NO_EVENTS, EQUAL_TIMES = "no events", "all times are equal"
@@ -181,6 +188,7 @@ class SiteTimes(PredictorObjective):
         )
     }
     unbounded = "a coefficient grows without bound"
+    extra: ClassVar = CONCORDANCE
 
     request: AFTRequest
 
@@ -280,6 +288,17 @@ class SiteTimes(PredictorObjective):
                 fact = self.opened.products_with(here.astype(np.float64))
                 yield replace(fact, names=[f"{name} ({words})" for name in fact.names], rows=None)
 
+    def at_estimate(self, own: Floats, code: Ints | None) -> dict[str, Array]:
+        """Return what the concordance of x'b with the times needs."""
+        parts, beta = list(self.chunks()), self.coefficients(own)[0]
+        start, stop, event = (
+            np.concatenate([getattr(one, name) for one in parts]) for name in ("start", "stop", "event")
+        )
+        weight = self.weight if self.opened.question.weights else None
+        table = RiskTable.of(start, stop, event == 1.0, weight, None, counts=self.opened.question.counts_rows)
+        eta = np.concatenate([one.X @ beta + one.offset for one in parts])
+        return concordance_sums(table, -eta, code)
+
     @property
     def first(self) -> Floats:
         """Parameters without effects."""
@@ -291,6 +310,29 @@ class SiteTimes(PredictorObjective):
 
 
 enter_steps(SiteTimes)
+
+
+def _predict(site: str, times: Floats, request: AFTRequest, center: Floats, scale: Floats) -> Predicted:
+    """Predict from the mean of x'b and from sigma; the risk of Weibull times is a logarithm of hazards."""
+    if not float(scale) > 0.0 or not (times > 0.0).all():
+        raise MessageError(f"{site}: 'scale' and 'times' must be positive")
+    z = (np.log(times) - float(center)) / float(scale)
+    return Predicted(
+        lambda eta: (float(center) - eta) / float(scale),
+        lambda risk: request.lifetimes.survival(z + risk[:, None])[0],
+    )
+
+
+enter_evaluation(
+    FAMILY,
+    {
+        "center": aggregate("mean of x'b of the fit", 0, common=True),
+        "scale": aggregate("sigma", 0, common=True),
+    },
+    _predict,
+    AFTRequest,
+    control("distribution of the times", common=True),
+)
 
 
 @dataclass(frozen=True, slots=True)

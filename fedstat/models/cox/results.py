@@ -23,12 +23,11 @@ from fedstat.inference.estimate import Estimate, takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.predicted_survival import PredictedSurvival
 from fedstat.inference.summary import WIDTH, CoefficientBlock
-from fedstat.inference.survival_evaluation import SurvivalEvaluation
+from fedstat.inference.survival_evaluation import SurvivalEvaluation, concordance_index
 from fedstat.inference.tables import Sheet, exponentials, number, two_digits, yes_or_no
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.cox.baseline import BaselineHazard, known_hazard
 from fedstat.models.cox.common_baseline import CommonFit
-from fedstat.models.cox.evaluation import evaluate_survival
 from fedstat.models.cox.protocol import (
     ONE_BASELINE,
     PROPORTIONAL,
@@ -58,6 +57,7 @@ from fedstat.models.horizontal.site_results import (
     score_tests,
     tests_line,
 )
+from fedstat.models.horizontal.time_evaluation import evaluate_survival
 from fedstat.models.results import EstimateRecord
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
@@ -277,20 +277,12 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     @property
     def concordance(self) -> float:
         """Share of the pairs of rows of one site and stratum whose events come in the predicted order."""
-        agree, disagree, tied, _ = self._record.fit.pairs.tolist()
-        total = agree + disagree + tied
-        return (agree + tied / 2.0) / total if total else float("nan")
+        return concordance_index(self._record.fit.pairs, self._record.fit.squares)[0]
 
     @property
     def concordance_se(self) -> float:
         """Standard error of :attr:`concordance`, by the infinitesimal jackknife as in R's survival."""
-        agree, disagree, tied, _ = self._record.fit.pairs.tolist()
-        total = agree + disagree + tied
-        if not total:
-            return float("nan")
-        share = (agree - disagree) / total
-        ss, sn, nn = self._record.fit.squares.tolist()
-        return float(np.sqrt(max(ss - 2.0 * share * sn + share**2 * nn, 0.0)) / (2.0 * total))
+        return concordance_index(self._record.fit.pairs, self._record.fit.squares)[1]
 
     # -- hazard ratios and predictions -----------------------------------------------------------
 
@@ -688,13 +680,14 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         if baseline is None:
             baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(points)
         hazard = known_hazard(baseline, points)
+        agreement, center = self.basis.agreement, float(fit.design.mean @ self.estimate.params)
+        arrays = {
+            "beta": np.append(np.zeros(int(agreement.question.intercept)), self.estimate.params),
+            "hazard": hazard * np.exp(center),
+            "center": np.array(center),
+        }
         found, self.evaluation_ledger = evaluate_survival(
-            self.basis.agreement,
-            fit.design,
-            self.estimate.params,
-            hazard,
-            points,
-            partition,
+            (FAMILY, "Cox"), agreement, arrays, points, partition
         )
         own = self._model is not None and partition is self._model.partition
         return replace(found, own_rows=own)

@@ -22,8 +22,14 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.kernels.clusters import Margins
-from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
+from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable
 from fedstat.models.horizontal.rows import NOTHING_SUMMED, require_numbers_of_rows, summed
+from fedstat.models.horizontal.time_evaluation import (
+    CONCORDANCE,
+    Predicted,
+    concordance_sums,
+    enter_evaluation,
+)
 from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, SiteSums, own_part
 from fedstat.models.rows.steps import enter_steps, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -77,10 +83,7 @@ class SiteRisks(Objective):
         "loglik": "partial log-likelihood",
     }
     meat = control("whether to sum products of scores, and whether by cluster")
-    extra: ClassVar = {
-        "pairs": summed("pairs of rows: concordant, discordant, tied in prediction, tied in time"),
-        "squares": summed("squares of the rows' influences on the concordance"),
-    }
+    extra: ClassVar = CONCORDANCE
     unbounded = MONOTONE
 
     opened: OpenRows
@@ -280,14 +283,28 @@ class SiteRisks(Objective):
     def at_estimate(self, own: Floats, code: Ints | None) -> dict[str, Array]:
         """Return ``pairs`` (4,) and ``squares`` (3,) of the concordance within strata."""
         table, X, offset = self.rows
-        pairs, influences = concordance(table, X @ own + offset)
-        if code is None:
-            code, influences = np.arange(self.n), table.of_rows(influences)
-        s, m = (np.bincount(code, column) for column in influences.T)
-        return {"pairs": pairs, "squares": np.array([s @ s, s @ m, m @ m])}
+        return concordance_sums(table, X @ own + offset, code)
 
 
 enter_steps(SiteRisks)
+
+
+def _predict(site: str, times: Floats, hazard: Floats, center: Floats) -> Predicted:
+    """Predict from the cumulative hazard at mean columns, (m,)."""
+    check_lengths(site, hazard=(hazard, len(times)))
+    if (hazard < 0.0).any():
+        raise MessageError(f"{site}: 'hazard' must not be negative")
+    return Predicted(lambda eta: eta - float(center), lambda risk: np.exp(-np.exp(risk)[:, None] * hazard))
+
+
+enter_evaluation(
+    FAMILY,
+    {
+        "hazard": aggregate("cumulative hazard at mean columns, at these times", common=True),
+        "center": aggregate("mean of the linear predictor of the fit", 0, common=True),
+    },
+    _predict,
+)
 
 
 def risks_of(state: State) -> SiteRisks:

@@ -12,7 +12,7 @@ from survival_scores import scores
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError, PolicyError
 from fedstat.inference.survival_evaluation import censoring_survival
-from fedstat.models.cox.evaluation import BINS
+from fedstat.models.horizontal.time_evaluation import BINS
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
 PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()
