@@ -423,7 +423,8 @@ class KaplanMeier(CurveModel):
         return KaplanMeierResults._of_noise(self, parts, release.ledger)
 
     def _estimate(self, attempt: FitAttempt, grid: TimeGrid, masked: object) -> KaplanMeierResults:
-        return KaplanMeierResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)
+        table, hidden, proposed = self._count(attempt, grid, masked)
+        return KaplanMeierResults._of(self, table, hidden, attempt.ledger, proposed)
 
 
 class CumulativeIncidence(CurveModel):
@@ -507,4 +508,5 @@ class CumulativeIncidence(CurveModel):
         )
 
     def _estimate(self, attempt: FitAttempt, grid: TimeGrid, masked: object) -> CumulativeIncidenceResults:
-        return CumulativeIncidenceResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)
+        table, hidden, proposed = self._count(attempt, grid, masked)
+        return CumulativeIncidenceResults._of(self, table, hidden, attempt.ledger, proposed)

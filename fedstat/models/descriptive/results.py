@@ -443,7 +443,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     @classmethod
     def _of(
-        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, proposed: str, ledger: Ledger
+        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger, proposed: str = ""
     ) -> Self:
         """Make results of a fit."""
         return cls(KaplanMeierRecord(**cls._parts(model, table, masked, proposed)), ledger, model)
@@ -851,7 +851,7 @@ class CumulativeIncidenceResults(
 
     @classmethod
     def _of(
-        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, proposed: str, ledger: Ledger
+        cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger, proposed: str = ""
     ) -> Self:
         """Make results of a fit."""
         survival = model.question.survival
