@@ -65,8 +65,8 @@ class AbsorbedRows:
     ) -> Iterator[AbsorbedLevels | RowGroups]:
         """Report the levels, and the rows (n,) of the table that are summed by level.
 
-        A level of enough rows counts as a group whose sums are known; all others are one group together,
-        since nobody can add up the rows of one of them.
+        A level of enough rows counts as a group whose sums are known. All others are one group together: no
+        release has the sums of one of them.
         """
         n, rank = len(self.X), absorbed_rank(self.codes)
         for text, code in zip(question.absorbed_texts, self.codes, strict=True):

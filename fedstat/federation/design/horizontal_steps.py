@@ -327,8 +327,8 @@ class OpenRows:
     def absorb(self, state: State) -> None:
         """Go on with the rows less the effects of the levels, and report what sums over these release.
 
-        Facts on the rows as they are come first: a sum of products of a column with residuals is the same,
-        whether the column is less the effects or not.
+        Facts on the columns of the data come first: the sum of products of a column with residuals is the
+        same, whether the column is less the effects or not.
         """
         found, least = self.without_levels(), self.data.policy.min_level_count
         self.used = found.rows.complete

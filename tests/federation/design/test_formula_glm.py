@@ -351,7 +351,7 @@ def test_a_formula_is_extended_before_its_bar():
         ("x |", "after the bar are one or two columns"),
         ("x || site", "after the bar are one or two columns"),
         ("x | y", "'y' is in the response"),
-        ("x | nobody", "no column 'nobody'"),
+        ("x | absent", "no column 'absent'"),
     ],
 )
 def test_absorbed_effects_that_cannot_be_read_are_refused(right, match):
