@@ -106,10 +106,10 @@ class KaplanMeierRecord:
 
     `entered` are rows by the interval in which they enter, `at_ends` those of the leaving rows whose time is
     exactly the end of an interval, and `events_at_ends` those of them with an event, counted where `apart` is
-    true. `requested` (R,) are the ends of the grid, and `times` those that are left; `proposed` is how its last
-    time was found, empty for a grid of the analyst. A count of `least` rows or more, or of none, was required
-    in each interval: over all sites with `over_sites`, and otherwise at every site. With noise, `noise` is
-    its variance on the running sums of counts, which were charged `epsilon` at `delta`.
+    true. `requested` (R,) are the ends of the grid, and `times` those that are left; `proposed` is how its
+    last time was found, empty for a grid of the analyst. A count of `least` rows or more, or of none, was
+    required in each interval: over all sites with `over_sites`, and otherwise at every site. With noise,
+    `noise` is its variance on the running sums of counts, which were charged `epsilon` at `delta`.
     """
 
     response: str
