@@ -286,6 +286,23 @@ def coefficient_block_sheet(blocks: Sequence[CoefficientBlock]) -> Sheet:
     return Sheet(("site", "columns", "entities", "missing"), fold_sites(rows), "lrrr", widths, gap=2)
 
 
+def site_rows_sheet(
+    rows: Sequence[tuple[str, int, float]], own: Sequence[str] = (), *, subset: bool = False
+) -> Sheet:
+    """One site per row: its rows, and the share of its table that is not used; one row for all if alike.
+
+    `own` says of each site whether it has a fit of its own.
+    """
+    lines: list[tuple[str, ...]] = [(site, f"{n:,}", f"{100 * share:.2f} %") for site, n, share in rows]
+    if own:
+        lines = [(*line, fit) for line, fit in zip(lines, own, strict=True)]
+    # Sites count rows outside of a subset together with incomplete ones.
+    headers = ("site", "rows", "not used" if subset else "left out", "own fit")[: len(lines[0])]
+    widths = (9, 9, 12)[: len(headers) - 1]
+    stub = WIDTH - sum(widths) - 2 * len(widths)
+    return Sheet(headers, fold_sites(lines), "l" + "r" * len(widths), (stub, *widths), gap=2)
+
+
 def fold_sites(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Return one row for all sites if there are several and they are alike, otherwise the rows."""
     if len(rows) < FEWEST_FOLDED or any(row[1:] != rows[0][1:] for row in rows):

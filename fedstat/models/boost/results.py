@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError, Remedy
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import CoefficientBlock, Report
+from fedstat.inference.summary import CoefficientBlock, Report, site_rows_sheet
 from fedstat.inference.tables import Sheet
 from fedstat.models.boost.arguments import looks_like_person
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
@@ -126,6 +126,11 @@ NOTES = Catalogue(
 # Surfaces, the path, predictions, refits: all from the sums of one exchange.
 
 
+def _of_rows(basis: BlocksBasis | PublicBasis | RowsBasis) -> TypeGuard[RowsBasis]:
+    """Return whether sites hold different rows."""
+    return isinstance(basis, RowsBasis) and not isinstance(basis, BlocksBasis)
+
+
 class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", record=BoostRecord):
     """Results of :meth:`fedstat.FedFunctionBoost.fit`.
 
@@ -217,7 +222,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         grids = {name: curve.shown for name, curve in held.items()}
         t = source._points
         # Sites with different columns have one row for each entity.
-        horizontal = isinstance(basis, RowsBasis) and not isinstance(basis, BlocksBasis)
+        horizontal = _of_rows(basis)
         person = looks_like_person(source.partition.pooled_columns) if horizontal else ""
         own, doubled = source.given_and_doubled(boosting)
         record = BoostRecord(
@@ -227,6 +232,17 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 4", recor
         # A constant response must raise an error in the fit, not at the first use of its results.
         _ = result._followed
         return result
+
+    @property
+    def _unit(self) -> str:  # type: ignore[override]
+        return "rows" if _of_rows(self._record.basis) else "entities"
+
+    def _site_sheet(self) -> Sheet:
+        basis = self._record.basis
+        if not _of_rows(basis):
+            return super()._site_sheet()
+        rows = [(block.site, block.entities, block.missing) for block in self.estimate.blocks]
+        return site_rows_sheet(rows, subset=bool(basis.agreement.question.subset))
 
     @property
     def _boosting(self) -> Boosting:

@@ -23,7 +23,7 @@ from fedstat.inference.noisy_tables import (
     propagate_noise,
 )
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import WIDTH, fold_sites, header_sheet
+from fedstat.inference.summary import WIDTH, fold_sites, header_sheet, site_rows_sheet
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
     TIME_TOLERANCE,
@@ -108,8 +108,9 @@ class KaplanMeierRecord:
     exactly the end of an interval, and `events_at_ends` those of them with an event, counted where `apart` is
     true. `requested` (R,) are the ends of the grid, and `times` those that are left; `proposed` is how its
     last time was found, empty for a grid of the analyst. A count of `least` rows or more, or of none, was
-    required in each interval: over all sites with `over_sites`, and otherwise at every site. With noise,
-    `noise` is its variance on the running sums of counts, which were charged `epsilon` at `delta`.
+    required in each interval: over all sites with `over_sites`, and otherwise at every site. `rows` (K,) of
+    the `tables` (K,) of the sites are used. With noise, `noise` is its variance on the running sums of
+    counts, which were charged `epsilon` at `delta`.
     """
 
     response: str
@@ -137,6 +138,7 @@ class KaplanMeierRecord:
     epsilon: float = 0.0
     delta: float = 0.0
     proposed: str = ""
+    tables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -188,6 +190,7 @@ class CurveResults(Results[CurveRecord]):
             "masked": masked,
             "sites": tuple(row.site for row in agreement.sites),
             "rows": tuple(row.n for row in agreement.sites),
+            "tables": tuple(row.n_rows for row in agreement.sites),
             "left_out": sum(row.n_rows - row.n for row in agreement.sites),
             "subset": agreement.question.subset_text,
         }
@@ -337,8 +340,12 @@ class CurveResults(Results[CurveRecord]):
 
     def _site_sheet(self) -> Sheet:
         record = self._record
-        rows = [(site, f"{n:,}") for site, n in zip(record.sites, record.rows, strict=True)]
-        return Sheet(("site", "rows"), fold_sites(rows), "lr", SITE_WIDTHS, gap=2)
+        if not record.tables:  # counts with noise: rows in use are no site's own
+            rows = [(site, f"{n:,}") for site, n in zip(record.sites, record.rows, strict=True)]
+            return Sheet(("site", "rows"), fold_sites(rows), "lr", SITE_WIDTHS, gap=2)
+        by_site = zip(record.sites, record.rows, record.tables, strict=True)
+        used = [(site, n, 1.0 - n / whole) for site, n, whole in by_site]
+        return site_rows_sheet(used, subset=bool(record.subset))
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

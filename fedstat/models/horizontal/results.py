@@ -21,8 +21,8 @@ from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.hypotheses import Constraints, HypothesisTest, wald_test
 from fedstat.inference.notes import Note
 from fedstat.inference.plots import draw_effect
-from fedstat.inference.summary import CoefficientBlock, fold_sites
-from fedstat.inference.tables import WIDTH, Sheet
+from fedstat.inference.summary import CoefficientBlock, site_rows_sheet
+from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import HeldRows, check_choice
 from fedstat.models.horizontal.effects import effect_contrasts, spans
@@ -281,18 +281,8 @@ class DesignResults(CoefficientResults):
 
     def _rows_by_site(self, own: Sequence[str] = ()) -> Sheet:
         """One site per row: its rows, and the share that is not used; one row for all if they are alike."""
-        rows: list[tuple[str, ...]] = [
-            (block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %")
-            for block in self.estimate.blocks
-        ]
-        if own:
-            rows = [(*row, fit) for row, fit in zip(rows, own, strict=True)]
-        # Sites count rows outside of a subset together with incomplete ones.
-        unused = "not used" if self.basis.agreement.question.subset else "left out"
-        headers = ("site", "rows", unused, "own fit")[: len(rows[0])]
-        widths = (9, 9, 12)[: len(headers) - 1]
-        stub = WIDTH - sum(widths) - 2 * len(widths)
-        return Sheet(headers, fold_sites(rows), "l" + "r" * len(widths), (stub, *widths), gap=2)
+        rows = [(block.site, block.entities, block.missing) for block in self.estimate.blocks]
+        return site_rows_sheet(rows, own, subset=bool(self.basis.agreement.question.subset))
 
     def _sums_line(self) -> list[tuple[str, str]]:
         K, masked = len(self.estimate.blocks), self._fit.masked
