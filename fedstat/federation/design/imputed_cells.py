@@ -54,7 +54,7 @@ class ImputedCells:
                 column = filled[name].to_numpy(dtype=object, copy=True)
                 column[rows] = self.values[name][table.chain]
                 # A column of numbers stays one; categories are recognized by their texts.
-                numbers = pd.api.types.is_numeric_dtype(filled[name].dtype)
+                numbers = self.kinds[name] in ("number", "binary") if self.kinds[name] else False
                 dtype = np.float64 if numbers else object
                 filled[name] = pd.Series(column, filled.index).astype(dtype)
         return filled

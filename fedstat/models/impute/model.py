@@ -48,7 +48,9 @@ def impute(
     others in each chain, fitted over all sites by :class:`fedstat.FederatedOLS`, :class:`fedstat.GLORE` or
     :class:`fedstat.FederatedMultinomial`. The coordinator draws the parameters from their normal
     approximation, and each site draws its own missing cells. They stay at the sites, where models are fitted
-    to each table. A site with fewer than ``min_count`` missing cells of a column does not impute them.
+    to each table. A site with fewer than ``min_count`` missing cells of a column does not impute them, nor
+    one with fewer observed ones. A site without any value of a column draws all of them by the model of the
+    sites that have values.
 
     Parameters
     ----------
@@ -61,7 +63,8 @@ def impute(
     m : int
         Number of imputations.
     seed : int, optional
-        Seed of the draws of parameters. For different rows, sites add secrets of their own to their draws.
+        Seed of the draws of parameters. For different rows, sites add secrets of their own to their draws:
+        the same seed gives the same tables of the same partition, or of the same served sites.
     missing : {"raise", "drop"}
         Different columns: entities without a response are an error, or left out.
     coordinator : str, optional

@@ -18,6 +18,7 @@ from fedstat.federation.design.imputed_cells import ImputedTable
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.receipts import with_receipt
 from fedstat.models.categories.model import FederatedMultinomial
 from fedstat.models.explain import owners_consulted
 from fedstat.models.glm.model import GLORE, FederatedOLS
@@ -27,7 +28,12 @@ from fedstat.typing import Floats
 
 @dataclass(slots=True, eq=False)
 class ChainedEquations:
-    """The course of an imputation: which column has how many missing cells, and the coefficients so far."""
+    """The course of an imputation: which column has how many missing cells, and the coefficients so far.
+
+    `own` is the ledger of the imputation's own session, and `ledger` that of its models before it ended.
+    `lacking` are the sites without any value of a column, and `pending` the columns that such a site has not
+    drawn yet: until then no model can use them there.
+    """
 
     partition: ClientPartition
     columns: tuple[str, ...]
@@ -37,6 +43,9 @@ class ChainedEquations:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     ledger: Ledger = field(default_factory=Ledger)
+    own: Ledger = field(default_factory=Ledger)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+    pending: list[str] = field(default_factory=list)
     draws: int = 0
     trace: list[dict[str, object]] = field(default_factory=list)
 
@@ -55,19 +64,30 @@ class ChainedEquations:
                 ]
             )
 
-        later = Ledger()
-        replies = self.partition.engine.run(protocol(), later)
-        self.ledger = self.ledger._goes_on_in(later)
-        return replies
+        return self.partition.engine.run(protocol(), self.own)
+
+    def finish(self) -> None:
+        """Let the sites sign what passed in the imputation's own session; models have receipts of theirs."""
+
+        def protocol() -> FitProtocol[None]:
+            yield from ()
+
+        sites = tuple(self.partition.sites)
+        self.partition.engine.run(with_receipt(protocol(), sites, self.session, self.own), self.own)
+        self.ledger = self.ledger._goes_on_in(self.own)
 
     def table(self, chain: int, without: str = "") -> ClientPartition:
-        """Return the partition with the cells of a chain."""
+        """Return the partition with the cells of a chain; `without` a column, the sites with values of it."""
         imputed = ImputedTable(self.token, chain, self.draws, without)
-        return replace(self.partition, _imputed=imputed)
+        partition = self.partition
+        if lacking := self.lacking.get(without):
+            partition = partition._among([site for site in partition.sites if site not in lacking])
+        return replace(partition, _imputed=imputed)
 
     def update(self, column: str, kind: str, iteration: int, rng: np.random.Generator) -> None:
         """Fit the model of a column in every chain, draw its parameters, and let the sites draw its cells."""
-        others = [quoted_name(name) for name in self.columns if name != column]
+        known = [name for name in self.columns if name != column and name not in self.pending]
+        others = list(map(quoted_name, known))
         formula = f"{quoted_name(column)} ~ {' + '.join(others)}"
         kinds: dict[str, Any] = {"number": FederatedOLS, "binary": GLORE, "category": FederatedMultinomial}
         beta, estimate, sigma = list[Floats](), list[Floats](), list[float]()
@@ -102,6 +122,7 @@ class ChainedEquations:
         arrays = {"beta": np.array(beta), "estimate": np.array(estimate), "sigma": np.array(sigma)}
         self._run("draw_cells", to_json(request), arrays)
         self.draws += 1
+        self.pending = [name for name in self.pending if name != column]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +160,14 @@ def impute_rows(
     sites = course.begin()
     cells = {name: sum(one.drawn.get(name, 0) for one in sites.values()) for name in columns}
     kinds = {name: _kind_of(name, sites) for name in columns}
-    incomplete = sorted((name for name in columns if cells[name]), key=cells.__getitem__)
+    course.lacking = {
+        name: [site for site, one in sites.items() if one.drawn.get(name) and not one.kinds[name]]
+        for name in columns
+    }
+    course.pending = [name for name in columns if course.lacking[name]]
+    # Columns that a site has no value of come first: its other models need their cells.
+    incomplete = [name for name in columns if cells[name]]
+    incomplete.sort(key=lambda name: (name not in course.pending, cells[name]))
     if not incomplete:
         raise ModelError(
             f"impute: no site has {partition.min_count} rows or more that lack one of {', '.join(columns)}"
@@ -154,6 +182,7 @@ def impute_rows(
                     course.update(name, kinds[name], iteration, rng)
                 except PolicyError as refusal:
                     raise explained(refusal, [one for one in incomplete if kinds[one] != "number"]) from None
+    course.finish()
     return ImputedRows(
         course,
         sum(one.n_rows for one in sites.values()),
@@ -181,6 +210,8 @@ def _kind_of(name: str, sites: Mapping[str, SiteCells]) -> str:
     found = {one.kinds[name] for one in sites.values()} - {""}
     if found == {"binary", "number"}:
         return "number"
+    if not found:
+        raise DesignError(f"column {name!r}: no site has a value of it. Leave it out of the imputation")
     if len(found) != 1:
         raise DesignError(f"column {name!r} holds numbers at one site and categories at another")
     return found.pop()

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import LedgerLike
+from fedstat.inference.estimate import LedgerLike, ReceiptLike
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.pooling import PooledResults, pool, pool_analyses
 from fedstat.inference.summary import Report
@@ -286,6 +286,15 @@ class RowImputations(Report):
             What the fits release is in their own ledgers.
         """
         return pool_analyses([fit(self.table(j)) for j in range(self.m)], sources=(self,))
+
+    def receipt(self) -> ReceiptLike:
+        """Return the receipt of the imputation's own session, signed by every site.
+
+        The models of the chains have receipts of their own.
+        """
+        found: ReceiptLike | None = self.ledger.receipt
+        assert found is not None
+        return found
 
     def tidy(self) -> pd.DataFrame:
         """One row for each imputed column: kind, missing and drawn cells, and R-hat of its coefficients."""

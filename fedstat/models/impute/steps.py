@@ -83,7 +83,7 @@ class DrawRequest:
 def begin_imputation(
     data: SiteData, state: State, request: ImputationRequest
 ) -> tuple[dict[str, Array], str]:
-    """Count the missing cells, and fill them by values that this site has observed.
+    """Count the missing cells, and fill them by values that this site has observed, if there are any.
 
     A column with few missing cells, or few observed ones, is not imputed: tables of two chains differ in
     these cells alone, and so do sums over them. The coordinator chooses what is drawn, so that sums over the
@@ -107,11 +107,14 @@ def begin_imputation(
         state.report(RowGroups("", np.zeros(len(places), dtype=np.int64), places, of_models=True))
         rng = _generator(data, request.seed, name, 0)
         seen = series[name].to_numpy(dtype=object)[~lacking[name].to_numpy()]
-        cells.values[name] = [rng.choice(seen, len(places)) for _ in range(request.chains)]
+        # Without any value here, cells are missing until they are drawn by the model of the other sites.
+        first = seen if len(seen) else np.array([None], dtype=object)
+        cells.values[name] = [rng.choice(first, len(places)) for _ in range(request.chains)]
     data.imputations[request.token] = cells
     while len(data.imputations) > MOST_IMPUTATIONS:
         data.imputations.pop(next(iter(data.imputations)))
     state.use_columns(request.columns)
+    state.count_entities(len(frame))
     found = SiteCells(
         len(frame),
         {name: int(lacking[name].sum()) for name in request.columns if name not in few},
@@ -136,7 +139,7 @@ def _drawn_rows(lacking: pd.DataFrame, least: int) -> tuple[dict[str, Ints], set
         new = {
             name
             for name, count in counts.items()
-            if 0 < count < least or (count and len(open_rows) - count < least)
+            if 0 < count < least or (count and 0 < len(open_rows) - count < least)
         }
         if new <= few:
             kept = [name for name, count in counts.items() if name not in few and count > 0]
@@ -199,6 +202,7 @@ def draw_cells(
             for chain in range(cells.chains)
         ]
         cells.values[request.column] = drawn
+        cells.kinds[request.column] = cells.kinds[request.column] or request.kind
     cells.draws += 1
     return {"drawn": np.array(float(cells.draws))}
 

@@ -166,6 +166,53 @@ def test_few_missing_cells_are_not_drawn():
     assert found.nobs == len(table) - 2
 
 
+def test_a_site_without_values_draws_by_the_model_of_the_others():
+    table = draw_table(1500, seed=4)
+    table.loc[table["site"] == "A", ["x", "g"]] = None
+    partition = rows(table)
+    imputations = fs.impute(partition, "y ~ x + z + g", m=4, iterations=4, seed=2)
+    at_a = (table["site"] == "A").to_numpy()
+    assert len(cells_of(partition, imputations)["A"].rows["x"]) == at_a.sum()
+    # The first model has no column that has no cells at A yet; the second one has.
+    terms = imputations.trace.query("chain == 0 and column == 'g'").groupby("iteration")["term"]
+    assert not any("x" in term for term in terms.get_group(0)) and any(
+        "x" in term for term in terms.get_group(1)
+    )
+    one = fs.impute(rows(table), "y ~ x + z", m=2, iterations=1, seed=2).trace.query("chain == 0")
+    seen = table[~at_a].dropna(subset=["x"])
+    expected = smf.ols("x ~ y + z", seen).fit().params
+    assert_allclose(one.set_index("term")["estimate"], expected[one["term"]], rtol=1e-9)
+    whole = filled(table, partition, imputations, 3)
+    assert whole.loc[at_a, ["x", "g"]].notna().all(axis=None)
+    drawn, others = (smf.ols("x ~ y + z + C(g)", whole[part]).fit() for part in (at_a, ~at_a))
+    assert (np.abs(drawn.params - others.params) < 4.0 * np.hypot(drawn.bse, others.bse)).all()
+    pooled = imputations.fit(lambda p: fs.FederatedOLS.from_formula("y ~ x + z + C(g)", p).fit())
+    assert imputations.nobs == len(table)
+    assert (np.abs(pooled.params[["x", "z"]] - [1.2, -1.0]) < 4.0 * pooled.bse[["x", "z"]]).all()
+
+
+def test_a_column_that_no_site_has_is_refused():
+    with pytest.raises(DesignError, match=r"column 'x'.*no site has a value"):
+        fs.impute(rows(TABLE.assign(x=np.nan)), FORMULA, m=2)
+
+
+def test_sites_sign_the_steps_of_an_imputation():
+    imputations = fs.impute(rows(), FORMULA, m=2, iterations=1, seed=1)
+    receipt = imputations.receipt()
+    assert receipt.sites().index.tolist() == list(SITES) and not receipt.alarm
+    steps = set(receipt.to_frame()["step"])
+    assert {"begin_imputation", "draw_cells"} <= steps
+
+
+def test_the_same_seed_gives_the_same_tables_of_a_partition():
+    partition = rows()
+    one, two, other = (fs.impute(partition, FORMULA, m=2, iterations=2, seed=seed) for seed in (1, 1, 2))
+    assert one.trace.equals(two.trace) and not one.trace.equals(other.trace)
+    for chain in range(2):
+        a, b = (filled(TABLE, partition, found, chain) for found in (one, two))
+        assert a.equals(b) and not a.equals(filled(TABLE, partition, other, chain))
+
+
 def test_strict_sites_impute_numbers_and_refuse_levels():
     published = {
         **{name: {"kind": "number", "range": [-99, 99]} for name in "yxwz"},
