@@ -495,7 +495,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     @takes_alpha
     def survival_at(
-        self, times: Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
+        self, times: float | Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
     ) -> pd.DataFrame:
         """Return survival probabilities at times, with intervals.
 
@@ -505,7 +505,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
         Parameters
         ----------
-        times : sequence of float
+        times : float or sequence of float
         alpha : float
         conf_type : {"log-log", "log", "plain"}
 
@@ -529,6 +529,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         0  all rows    12      0.80      0.77       0.83
         1  all rows    24      0.61      0.57       0.64
         """
+        times = list(np.atleast_1d(times))
         rows, points = [], np.asarray(times, dtype=np.float64)
         between = np.zeros(len(points), dtype=bool)
         for label, frame in self._curves(alpha, conf_type).items():
@@ -900,7 +901,7 @@ class CumulativeIncidenceResults(
 
     @takes_alpha
     def incidence_at(
-        self, times: Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
+        self, times: float | Sequence[float], alpha: float = 0.05, conf_type: ConfType = "log-log"
     ) -> pd.DataFrame:
         """Return shares with each event by given times, with intervals; NaN after the last end.
 
@@ -909,7 +910,7 @@ class CumulativeIncidenceResults(
 
         Parameters
         ----------
-        times : sequence of float
+        times : float or sequence of float
         alpha : float
         conf_type : {"log-log", "log", "plain"}
 
@@ -923,6 +924,7 @@ class CumulativeIncidenceResults(
         FedstatWarning
             A time is between two ends; the warning names them.
         """
+        times = list(np.atleast_1d(times))
         tidy, rows, points = self.tidy(alpha, conf_type), [], np.asarray(times, dtype=np.float64)
         between = np.zeros(len(points), dtype=bool)
         for (label, cause), frame in tidy.groupby(["group", "cause"], sort=False):

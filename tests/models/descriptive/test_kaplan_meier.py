@@ -456,6 +456,11 @@ def test_times_without_an_end_name_a_grid():
         curves("Surv(2 * months, died) ~ arm", PATIENTS, None)
 
 
+def test_one_time_is_a_list_of_one():
+    assert curves().survival_at(12).equals(curves().survival_at([12]))
+    assert competing().incidence_at(12).equals(competing().incidence_at([12]))
+
+
 def test_nothing_to_estimate():
     with pytest.raises(EstimationError, match="no events"):
         curves(table=PATIENTS.assign(died=0))
