@@ -290,6 +290,11 @@ def test_other_families_are_refused(make):
         make()
 
 
+def test_a_fit_with_noise_does_not_absorb():
+    with pytest.raises(ModelError, match="does not take absorbed effects"):
+        OLS("y ~ x1 | ward", rows()).fit(epsilon=1.0)
+
+
 @pytest.mark.parametrize("model", [fs.FederatedMixed, fs.FederatedCox, fs.FederatedOrdinal, fs.FedAvg])
 def test_other_models_name_those_that_absorb(model):
     with pytest.raises(FormulaError, match=r"for FederatedOLS.*FederatedMixed.*FederatedCox"):
