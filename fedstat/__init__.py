@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.glm.model import GLORE as GLORE
     from fedstat.models.glm.model import FederatedGLM as FederatedGLM
     from fedstat.models.glm.model import FederatedOLS as FederatedOLS
+    from fedstat.models.impute.model import explain_impute as explain_impute
     from fedstat.models.impute.model import impute as impute
     from fedstat.models.laser.model import LASER as LASER
     from fedstat.models.m2sem.model import M2SEM as M2SEM

@@ -31,7 +31,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "levels", "log"),
     "copula_glm": ("PrivateCopulaGLM",),
     "m2sem": ("M2SEM",),
-    "impute": ("impute",),
+    "impute": ("explain_impute", "impute"),
 }
 """Folders that add steps to ``fedstat.federation.disclosure.site.FAMILIES``, and their public classes.
 

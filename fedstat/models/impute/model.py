@@ -7,13 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.errors import EstimationError, Remedy
+from fedstat.errors import EstimationError, ModelError, Remedy
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.explanation import Explanation
 from fedstat.inference.notes import Note
 from fedstat.models.checks import check_choice, check_integer, checks_names
 from fedstat.models.impute.draws import PatternSums, impute_sums
-from fedstat.models.impute.protocol import impute_rows
+from fedstat.models.impute.protocol import explain_rows, impute_rows
 from fedstat.models.impute.results import Imputations, RowImputations
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.model import VFEMRegression
@@ -110,10 +111,7 @@ def impute(
     check_integer("iterations", iterations, 1)
     check_choice("numbers", numbers, ("normal", "matching"))
     if partition.layout != "vertical":
-        parsed = parse_pooled_formula(formula, partition.pooled_columns)
-        names = tuple(
-            dict.fromkeys((*parsed.response_columns, *(n for one in parsed.sites for n in one.columns)))
-        )
+        names = columns_of(formula, partition)
         return RowImputations(impute_rows(partition, names, m, seed, iterations, numbers))
     model = VFEMRegression.from_formula(formula, partition, missing=missing, coordinator=coordinator)
     try:
@@ -125,6 +123,62 @@ def impute(
     drawn, correlation = impute_sums(patterns, m, np.random.default_rng(seed))
     notes = [with_remedy(note) for note in fit._summary_notes() if note.severity != "info"]
     return Imputations(patterns, drawn, correlation, fit.ledger, notes)
+
+
+@checks_names
+def explain_impute(
+    partition: ClientPartition, formula: str, *, m: int = 20, iterations: int = 5
+) -> Explanation:
+    """Report the requests of :func:`impute` where sites hold different rows, and what would be released.
+
+    Sites report kinds and levels of the columns, as for a model. The models of the columns are dry runs, as
+    :meth:`fedstat.FederatedGLM.explain`; each has `m` fits in each of the `iterations`.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        Of sites that hold different rows.
+    formula : str
+        As for :func:`impute`.
+    m, iterations : int
+        As for :func:`impute`.
+
+    Returns
+    -------
+    Explanation
+        As if all columns were incomplete: which ones are is only known when an imputation begins.
+
+    Raises
+    ------
+    ModelError
+        Sites hold different columns; :meth:`fedstat.VFEMRegression.explain` has the same releases.
+    PolicyError
+        A site refuses the description of its columns.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np
+    >>> table = fs.datasets.make_hospitals()
+    >>> table.loc[table.index % 4 == 0, "thalach"] = np.nan
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> told = fs.explain_impute(partition, "num ~ age + thalach", m=5)
+    >>> told.passes, told.call
+    (True, "impute('num ~ age + thalach', m=5, iterations=5)")
+    """
+    check_integer("m", m, 2)
+    check_integer("iterations", iterations, 1)
+    if partition.layout == "vertical":
+        raise ModelError(
+            "explain_impute: it is for sites that hold different rows. For different columns, explain() of "
+            "VFEMRegression has the same releases"
+        )
+    return explain_rows(partition, columns_of(formula, partition), m, iterations, f"impute({formula!r}, ")
+
+
+def columns_of(formula: str, partition: ClientPartition) -> tuple[str, ...]:
+    """Return the columns of a formula, each once, the response first."""
+    parsed = parse_pooled_formula(formula, partition.pooled_columns)
+    return tuple(dict.fromkeys((*parsed.response_columns, *(n for one in parsed.sites for n in one.columns))))
 
 
 def with_remedy(note: Note) -> Note:

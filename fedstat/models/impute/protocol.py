@@ -9,16 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DataWarning, DesignError, ModelError, PolicyError, SpellingWarning
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import quoted_name
+from fedstat.federation.design.horizontal_design import agree_coding
 from fedstat.federation.design.imputed_cells import ImputedTable
+from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.receipts import with_receipt
+from fedstat.inference.explanation import Explanation
 from fedstat.models.categories.model import FederatedMultinomial
 from fedstat.models.explain import owners_consulted
 from fedstat.models.glm.model import GLORE, FederatedOLS
@@ -192,6 +196,46 @@ def impute_rows(
         iterations,
         tuple(name for name in columns if any(name not in one.missing for one in sites.values())),
     )
+
+
+def explain_rows(
+    partition: ClientPartition, columns: Sequence[str], m: int, iterations: int, call: str
+) -> Explanation:
+    """Add up the dry runs of the models of all columns, each for every chain and iteration."""
+    names = tuple(map(quoted_name, columns))
+    question, sites = RowsRequest("", (), names, tuple(columns)), tuple(partition.sites)
+    agree = agree_coding(question, sites, secrets.token_hex(8), min_count=partition.min_count)
+    kinds = partition.engine.run(agree, Ledger()).spec.kinds
+    told, times = [], m * iterations
+    for name in columns:
+        kind: Any = FederatedMultinomial if kinds[name] == "category" else FederatedOLS
+        others = " + ".join(quoted_name(other) for other in columns if other != name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told.append(kind.from_formula(f"{quoted_name(name)} ~ {others}", partition).explain(local=False))
+    table = pd.concat([one.table for one in told], ignore_index=True)
+    counted = [name for name in table if name.startswith(("messages", "bytes"))]
+    table[counted] = table[counted] * times
+    rounds = [
+        (f"{steps} ({name})", tuple(times * count for count in counts))
+        for name, one in zip(columns, told, strict=True)
+        for steps, counts in one.rounds
+    ]
+    refused: dict[str, Any] = {}
+    for one in told:
+        for site, by_rule in one.refused.items():
+            for rule, texts in by_rule.items():
+                found = refused.setdefault(site, {}).setdefault(rule, [])
+                found += [text for text in texts if text not in found]
+    draws = (
+        f"Each of {len(columns)} columns has {times:,} fits: {m} chains in {iterations} iterations. Columns "
+        "without missing cells have none. After each the sites draw their own missing cells, and return the "
+        "number of draws. Zeros and ones have logistic models of as many sums."
+    )
+    notes = dict.fromkeys([draws, *(note for one in told for note in one.notes)])
+    learned = dict.fromkeys(line for one in told for line in one.learned)
+    call = f"{call}m={m}, iterations={iterations})"
+    return Explanation(call, table, rounds, refused, list(learned), list(notes))
 
 
 def explained(refusal: PolicyError, levels: Sequence[str]) -> PolicyError:
