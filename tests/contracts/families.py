@@ -223,6 +223,7 @@ FITS: dict[str, Fit] = {
     "glm probit": of(
         "FederatedGLM", "rows", LOGISTIC, family=sm.families.Binomial(sm.families.links.Probit())
     ),
+    "glm with noise": noisy(of("FederatedGLM", "budget of rows", "y ~ x + z", WITH_NOISE, family=GAUSSIAN)),
     "glm few rounds": of("FederatedGLM", "rows", LOGISTIC, {"rounds": 1}, family=BINOMIAL),
     "glm cut off": of("FederatedGLM", "rows", COUNTS, {"maxiter": 1}, family=POISSON),
     "logistic": of("GLORE", "rows", LOGISTIC),
