@@ -334,6 +334,17 @@ def test_arguments_that_have_no_meaning_are_refused(formula, arguments, text):
         model.fit(**{"epsilon": 1.0, "bounds": BOUNDS} | arguments)
 
 
+def test_a_subset_is_fitted_and_refused_for_no_reason_that_depends_on_rows():
+    table, _ = draw("Binomial", "normal", 3_000, np.random.default_rng(0), q=2)
+    policy = fs.Policy.strict(privacy=BUDGET.privacy, exact="none", formulas="any")
+    partition = model_of(table, "Binomial", policy=policy).partition
+    for cut in (0.0, 4.9):  # many rows and about none are above
+        model = fs.GLORE.from_formula("y ~ x1", partition, subset=f"x2 <= {cut}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert np.isfinite(model.fit(epsilon=2.0, bounds=BOUNDS).params).all()
+
+
 def test_rows_of_a_person_and_weights_are_refused():
     _, model = small()
     partition = model.partition
