@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from fedstat.kernels.categories import BASELINE, probabilities
 from fedstat.typing import Floats, Ints
@@ -36,17 +36,18 @@ Residuals: TypeAlias = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True, slots=True)
 class OutcomeLink:
-    """Mean, its derivative, and the cumulant function, by the linear predictor of a canonical link."""
+    """A canonical link, and by its linear predictor the mean, its derivative, and the cumulant function."""
 
+    link: Callable[[Floats], Floats]
     mean: Callable[[Floats], Floats]
     slope: Callable[[Floats], Floats]
     cumulant: Callable[[Floats], Floats]
 
 
 LINKS: Mapping[str, OutcomeLink] = {
-    "Identity": OutcomeLink(lambda x: x, np.ones_like, lambda x: 0.5 * x**2),
-    "Logit": OutcomeLink(expit, lambda x: expit(x) * expit(-x), lambda x: np.logaddexp(0.0, x)),
-    "Log": OutcomeLink(np.exp, np.exp, np.exp),
+    "Identity": OutcomeLink(np.asarray, np.asarray, np.ones_like, lambda x: 0.5 * x**2),
+    "Logit": OutcomeLink(logit, expit, lambda x: expit(x) * expit(-x), lambda x: np.logaddexp(0.0, x)),
+    "Log": OutcomeLink(np.log, np.exp, np.exp, np.exp),
 }
 """By name of the link."""
 

@@ -320,6 +320,8 @@ FAILURES = [
     ),
     Failure("KaplanMeier", "Surv(2 * time, e) ~ 1", clean),
     Failure("KaplanMeier", "Surv(once, e) ~ 1", clean),
+    Failure("TreatmentEffect", "k ~ x", clean, {"treatment": "e ~ x", "family": NEGATIVE_BINOMIAL}),
+    Failure("TreatmentEffect", "y ~ x", clean, {"treatment": "e ~ x", "target": "a"}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 100, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 0.01, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": [10, 20], "until": 20}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, Remedy
+from fedstat.errors import NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, header_sheet
@@ -42,24 +42,15 @@ FEW_EFFECTIVE = 0.5
 """Share of the rows of an arm below which its effective number is small."""
 RARE = 0.05
 """Probability of an arm below which rows hardly overlap."""
-OTHER_ESTIMAND = Remedy(
-    "from_formula(..., estimand='ATO').fit()",
-    "Use {arguments}, whose weights are bounded, or trim=0.05",
-)
+BOUNDED = "estimand='ATO' has bounded weights, and trim=0.05 leaves such rows out"
 NOTES = Catalogue(
     critical={
         "not_converged": "NOT CONVERGED: the propensity model; do not interpret these numbers",
     },
     warning={
-        "few_effective": (
-            "POOR OVERLAP: the weighted rows of {arm} have the precision of {effective:,.0f} of {rows:,} "
-            "rows. {remedy}.",
-            OTHER_ESTIMAND,
-        ),
-        "rare": (
-            "POOR OVERLAP: {rows:,} rows have a probability below 0.05 of an arm. {remedy}.",
-            OTHER_ESTIMAND,
-        ),
+        "few_effective": "POOR OVERLAP: the weighted rows of {arm} have the precision of {effective:,.0f} of "
+        f"{{rows:,}} rows; {BOUNDED}.",
+        "rare": f"POOR OVERLAP: {{rows:,}} rows have a probability below 0.05 of an arm; {BOUNDED}.",
         "unbalanced": "Not balanced by the weights (standardized difference above 0.1): {columns}. Add "
         "products or splines of these columns to the formula of the treatment.",
     },
@@ -137,10 +128,7 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
         """
         fit = self._fit
         if not fit.counts.size:
-            raise NotAvailableError(
-                "overlap: probabilities were not counted",
-                remedy=Remedy("balance(overlap=True)", "call {call}"),
-            )
+            raise NotAvailableError("overlap: no probabilities were counted (overlap=False)")
         edges = np.linspace(0.0, 1.0, fit.counts.shape[2] + 1).round(6)
         columns = pd.MultiIndex.from_product(
             [fit.levels[1:], fit.levels], names=["probability of", fit.request.arm]

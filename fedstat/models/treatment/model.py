@@ -408,7 +408,7 @@ class TreatmentEffect(HorizontalModel):
         if self.target and (method != "standardization" or masked is not False):
             raise ModelError(
                 f"target: means over the rows of {self.target!r} are standardized, and no mask hides them",
-                remedy=Remedy("fit('standardization', masked=False)", "use {call}"),
+                remedy=Remedy("fit(method='standardization', masked=False)", "use {arguments}"),
             )
 
         def estimate(model: TreatmentEffect, attempt: FitAttempt) -> TreatmentResults:

@@ -33,8 +33,8 @@ NO_STEP = (
     "Leave out columns that separate the arms or the outcomes"
 )
 FEW_ROWS = (
-    "a few rows of a site have nearly all weight in a potential mean: the arms hardly overlap. Use "
-    "estimand='ATO', whose weights are bounded, or trim=0.05"
+    "a few rows of a site have nearly all weight in a potential mean: the arms hardly overlap. The weights "
+    "of the rows of overlap (ATO) are bounded, and trimming leaves rows with a rare arm out"
 )
 EXACT_STEPS = 2
 """Steps for linear equations; the second removes the rounding error of the first."""
@@ -205,7 +205,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         if not np.isfinite(theta).all():
             raise EstimationError(
                 f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
-                "Use method='ipw'"
+                "Weighting alone (ipw) needs none"
             )
         return StagedSolution(design, levels, equations, chain, arms, theta), alone
 
@@ -320,7 +320,7 @@ def separated(
         return EstimationError(
             f"the arms of {request.arm!r} are separated: the estimates of {listed} would be infinite, as "
             "where all rows of a level are in one arm. There are no rows to compare with. Leave out the "
-            "term, merge its level with another, or leave these rows out by subset="
+            "term, merge its level with another, or leave these rows out"
         )
     return EstimationError(
         f"the outcomes of an arm are separated: the estimates of {listed} would be infinite, as where a "

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.effects import EffectEstimates, Means
@@ -122,8 +122,7 @@ class ArmMeans:
         """Return potential means, or differences of two; no request is sent."""
         if any(one.variable != self.arm or one.by for one in changes):
             raise NotAvailableError(
-                f"{call} the potential means are of one arm each, over all rows",
-                remedy=Remedy("predictions({arm!r})", "name the treatment: {call}").filled(arm=self.arm),
+                f"{call} potential means are of one arm each; here they are predictions of {self.arm!r} alone"
             )
         high, low = (
             self._of([self.arms.index(v) for v in values])
@@ -348,15 +347,14 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         return replace(found, joint=welch_test(own), sources=())
 
     def _effect_part(self) -> NoReturn:
-        raise self._other("effect", "A covariate has no effect of its own here")
+        raise self._other("effect", "a covariate has no effect of its own here")
 
     def _predicted(self, frame: Any, params: Any = None) -> NoReturn:
-        raise self._other("get_prediction", "Means are potential means of whole arms")
+        raise self._other("get_prediction", "means are those of whole arms")
 
     def _other(self, call: str, why: str) -> NotAvailableError:
         return NotAvailableError(
-            f"{call}: {why[0].lower()}{why[1:]}",
-            remedy=Remedy("predictions({arm!r})", "use {call}").filled(arm=self._fit.request.arm),
+            f"{call}: {why}; potential means are predictions of the levels of {self._fit.request.arm!r}"
         )
 
 

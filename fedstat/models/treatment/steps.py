@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -41,10 +42,14 @@ from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "treatment"
-EMPTY_ARM, NO_OUTCOME = "an arm has no rows", "no outcome was read"
+EMPTY_ARM, NO_OUTCOME = "an arm has no rows, or one outcome alone", "no outcome was read"
 BLOCK = 8192
 CUTS_KEY = "cuts by probabilities of arms"
 """Name under which the rows on either side of a cut are remembered."""
+
+
+distribution_of = lru_cache(maxsize=64)(DistributionSpec.from_json)
+"""Reads a distribution, each text once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class TreatmentRequest:
     @property
     def spec(self) -> DistributionSpec:
         """Distribution of the outcome."""
-        return DistributionSpec.from_json(self.distribution)
+        return distribution_of(self.distribution)
 
     def equations(self, arms: int) -> TreatmentEquations:
         """Return the equations for a number of arms."""
@@ -120,8 +125,8 @@ def first_parameters(
     first = np.array([place.start for place in chain.places])
     with np.errstate(divide="ignore", invalid="ignore"):
         theta[first[P]] = np.log(arms[1:, 0] / arms[0, 0])[: P.stop]
-        link = distribution.make().link
-        theta[first[Q]] = np.asarray(link(arms[:, 1] / arms[:, 0]))[: Q.stop - Q.start]
+        link = LINKS[distribution.link].link
+        theta[first[Q]] = link(arms[:, 1] / arms[:, 0])[: Q.stop - Q.start]
     return theta
 
 

@@ -194,7 +194,7 @@ def test_the_rows_of_one_site_are_the_population():
     assert fit.population == "rows of B" and "rows of B" in fit.summary().as_text()
     own = model().fit("standardization").site_estimates
     assert_allclose(fit.site_estimates, own, rtol=1e-9)
-    with pytest.raises(ModelError, match=r"no mask hides them.*fit\('standardization', masked=False\)"):
+    with pytest.raises(ModelError, match=r"no mask hides them; use method='standardization', masked=False"):
         model(target="B").fit("standardization")
     with pytest.raises(ModelError, match="target: expected one of"):
         model(target="D")
@@ -326,6 +326,22 @@ def test_arms_that_are_separated_are_an_error_that_names_the_column():
     table = TABLE.assign(a=TABLE["a"] + 20.0 * TABLE["t"])
     with pytest.raises(EstimationError, match=r"arms of 't' are separated.*'propensity 1: a'"):
         model(table=table).fit()
+
+
+def test_an_outcome_that_is_constant_in_an_arm_is_an_error():
+    table = TABLE.assign(e=np.where(TABLE["t"] == 1, 1, TABLE["e"]))
+    given = {"table": table, "family": "binomial"}
+    with pytest.raises(EstimationError, match=r"'e' is constant in an arm.*\(ipw\) needs none"):
+        model("e ~ a", **given).fit()
+    fit = model("e ~ 1", **given).fit("ipw")
+    assert fit.arms["potential_mean"].iloc[1] == 1.0
+
+
+def test_a_site_without_an_arm_has_no_effect_of_its_own():
+    table = TABLE.assign(t=np.where(TABLE["site"] == "B", 0, TABLE["t"]))
+    fit = model(table=table).fit()
+    assert fit.site_estimates.isna().all(axis=1).tolist() == [False, True, False]
+    assert fit.heterogeneity.joint.df == 1 and "B (an arm has no rows" in " ".join(fit.notes)
 
 
 def test_wrong_formulas_and_arguments_are_refused():
