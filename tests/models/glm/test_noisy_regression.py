@@ -15,6 +15,7 @@ from scipy import optimize, stats
 from scipy.special import expit
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import (
     ConvergenceWarning,
     DataWarning,
@@ -23,6 +24,8 @@ from fedstat.errors import (
     ModelError,
     PolicyError,
 )
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.tables.table import FrameTable
 from fedstat.models.glm.noisy_fit import noisy_question
 from fedstat.models.glm.noisy_newton import (
@@ -435,31 +438,43 @@ def test_requests_that_are_malformed_are_refused_without_a_charge():
 # -- what an attacker sees -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["Binomial", "Gaussian", "Poisson"])
-def test_the_best_test_of_a_row_is_bounded_by_what_is_printed_and_nearly_reaches_it(family):
-    """Noise of many sites with keys of their own, with and without the row that moves the score most."""
-    rng = np.random.default_rng(11)
-    table, _ = draw(family, "normal", 900, rng, q=1)
-    bounds = bounds_of(family, "normal", q=1)
-    question = noisy_question(model_of(table, family, policy=BUDGET), 3.0, 1e-6, bounds)
-    X, y = data_of(table)
-    iteration = pooled_fit(question, X, y)[0]
-    point, rho = iteration.point, float(sum(question.plan.rhos[-1]))
-    rows = np.column_stack([np.ones(400), rng.uniform(-5, 5, 400)])
-    ends = np.array([0.0, question.response[1]])[rng.integers(0, 2, 400)]
-    parts = point.rows(rows, ends)
-    radii = [float(one) for one in (point.score_radius, point.information_radius)]
-    shifts = [
-        2 * float(rho_part) / radius for rho_part, radius in zip(question.plan.rhos[-1], radii, strict=True)
-    ]
-    squared = sum(shift * (part**2).sum(axis=1) for shift, part in zip(shifts, parts, strict=True))
-    mu = math.sqrt(squared.max())
-    assert mu <= math.sqrt(2 * rho)
-    trials = 20_000
-    truth = rng.integers(0, 2, trials)
-    low, high = mu_interval(int((truth == (rng.normal(truth * mu, 1.0) > mu / 2)).sum()), trials, 0.001)
-    assert low <= math.sqrt(2 * rho) and high > 0.5 * math.sqrt(2 * rho)
-    assert epsilon_of_zcdp(low**2 / 2, 1e-6) <= 3.0
+def test_the_best_test_of_a_row_shows_no_more_than_is_charged_and_nearly_as_much():
+    """An attacker knows all other rows and guesses one from the replies of sites with keys of their own."""
+    rng, trials = np.random.default_rng(11), 400
+    values = np.linspace(-2, 2, 40), np.array(["u", "v"] * 20), np.array([0, 1, 1, 0] * 10)
+    frame = pd.DataFrame(dict(zip("agy", values, strict=True)))
+    bounds = {"a": (-3.0, 3.0), "g": ["u", "v"], "y": (0.0, 1.0)}
+    data, request = data_and_request(frame, bounds)
+    request = replace(request, variances=tuple(max(1, one // 4) for one in request.squared))
+    # The row that moves both sums most, by what is charged.
+    rows = pd.DataFrame(
+        {"a": rng.uniform(-3, 3, 60), "g": rng.choice(["u", "v"], 60), "y": rng.integers(0, 2, 60)}
+    )
+    best, mu, moved = None, 0.0, ()
+    for k in range(len(rows)):
+        parts = sums_of(replace(data, table=FrameTable(rows.iloc[[k]])), request)[0]
+        found = math.sqrt(
+            sum((part.astype(float) ** 2).sum() / v for part, v in zip(parts, request.variances, strict=True))
+        )
+        if found > mu:
+            best, mu, moved = k, found, parts
+    with_row = pd.concat([frame, rows.iloc[[best]]], ignore_index=True)
+    base, policy = sums_of(data, request)[0], fs.Policy(privacy=fs.Budget(500.0, 1e-6))
+    packed, hits = pack_request(Request("A", "glm", "sum_noisy_scores", {}, "s", to_json(request))), 0
+    for truth in rng.integers(0, 2, trials):
+        site = Site("A", with_row if truth else frame, policy)
+        reply = unpack_reply(site.answer(packed)).arrays
+        score = sum(
+            float((reply[name] - exact).astype(float) @ part.astype(float)) / v
+            for name, exact, part, v in zip(
+                ("score", "information"), base, moved, request.variances, strict=True
+            )
+        )
+        hits += (score > mu**2 / 2) == bool(truth)
+    charged = site.site_ledger.charges.spent
+    low, high = mu_interval(hits, trials, 1e-4)
+    assert low <= math.sqrt(2 * charged) and high > 0.5 * math.sqrt(2 * charged)
+    assert epsilon_of_zcdp(low**2 / 2, 1e-6) <= epsilon_of_zcdp(charged, 1e-6)
 
 
 # -- intervals -------------------------------------------------------------------------------------
