@@ -76,6 +76,13 @@ def patients(
     return table.assign(t=np.ceil(10.0 * np.minimum(time, end)) / 10.0, e=(time <= end) * 1)
 
 
+def separated_arms() -> pd.DataFrame:
+    """Times in two arms, whose rows have hardly a value of x in common."""
+    table = patients(n=1200)
+    arm = np.random.default_rng(6).random(len(table)) < 1.0 / (1.0 + np.exp(-2.5 * table["x"]))
+    return table.assign(arm=arm.astype(int))
+
+
 def grades() -> pd.DataFrame:
     """Four grades, with another effect of x at each threshold."""
     rng, n = np.random.default_rng(6), 400
@@ -335,6 +342,13 @@ SITUATIONS = [
         "Surv(t, e) ~ x",
         lambda: by_site(patients(spread=0.7)),
         arguments=COMMON,
+    ),
+    Situation(
+        "poor_overlap",
+        "SurvivalEffect",
+        "Surv(t, e) ~ 1",
+        lambda: by_site(separated_arms()),
+        {"treatment": "arm ~ x"},
     ),
     Situation("proportional_odds", "FederatedOrdinal", "w ~ x", lambda: by_site(grades())),
     Situation(
