@@ -263,7 +263,7 @@ class NoisyTable(Explainable):
         colluding = coalition_of(self.policies)
         if len(self.policies) - colluding < 2:
             return None
-        return NoiseShares(dict.fromkeys(self.policies, ""), colluding)
+        return NoiseShares(dict.fromkeys(self.policies, 0), colluding)
 
     @property
     def masked(self) -> bool:
@@ -361,7 +361,9 @@ class NoisyTable(Explainable):
             least = CLEAR_PRODUCTS if part.kind == "products" else LEAST_CLEAR
             needed = least * part.shape[0] * self.expected_deviation_of_rows(part)
             if n < needed:
-                more = epsilon_of_zcdp(self.setting.rho * math.ceil((needed / max(n, 1)) ** 2), 1e-6)
+                more = epsilon_of_zcdp(
+                    float(self.setting.rho) * (needed / max(n, 1)) ** 2, self.setting.delta
+                )
                 groups = f" of {part.shape[0]} groups" if part.shape[0] > 1 else ""
                 raise ModelError(
                     f"epsilon: {self.setting.epsilon:g} hides the rows{groups}: the sites have {n:,}, and "

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, FormulaError, ModelError
+from fedstat.errors import DescriptionError, FormulaError, ModelError, PolicyError
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.models.descriptive.noisy_model import LEAST_CLEAR, intervals_of
 from fedstat.models.descriptive.noisy_steps import CodedColumn
@@ -186,6 +186,15 @@ def test_correlations_that_a_budget_does_not_allow_charge_nothing():
     with pytest.raises(DescriptionError, match="this analysis costs"):
         CALLS["corr"](partition, epsilon=1.0)
     assert spent(partition) == before
+
+
+@pytest.mark.parametrize("colluding", [None, 1])
+def test_sites_that_release_nothing_exact_release_tables_with_noise(colluding):
+    partition = partition_of(colluding=colluding, exact="none")
+    for name in CALLS:
+        CALLS[name](partition, epsilon=2.0)
+    with pytest.raises(PolicyError):
+        fs.crosstab(partition, "arm", "stage")
 
 
 def test_noise_in_shares_is_less_noise():
