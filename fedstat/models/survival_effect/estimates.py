@@ -19,6 +19,10 @@ from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
 from fedstat.models.rows.newton import falls
 from fedstat.typing import Bools, Floats, Ints
 
+NO_MAXIMUM = (
+    "the weighted partial likelihood has no maximum: an arm has no events, or all of them, while rows of "
+    "both arms are at risk. Its hazard ratio would be zero or infinite"
+)
 MOST_STEPS = 50
 TOLERANCE = 1e-10
 ROUNDING = 1e-12
@@ -234,10 +238,7 @@ def hazard_ratios(cells: WeightedCells, ties: str) -> CellHazardRatios:
             influences = np.zeros((A - 1, len(used)))
             influences[:, used] = np.linalg.solve(information, (now.row_scores() / weight[used, None]).T)
             return CellHazardRatios(beta, information, influences.reshape(A - 1, *cells.weights.shape))
-    raise EstimationError(
-        "the weighted partial likelihood has no maximum: an arm has no events, or all of them, while rows of "
-        "both arms are at risk. Choose a longer time, or leave the arm out"
-    )
+    raise EstimationError(NO_MAXIMUM)
 
 
 def remaining_times(ends: Floats, requested: Floats, until: float) -> Floats:

@@ -19,6 +19,7 @@ from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums
 from fedstat.models.rows.predictors import standardized_point
 from fedstat.models.survival_effect.estimates import (
+    NO_MAXIMUM,
     WeightedCells,
     curve_functionals,
     hazard_ratios,
@@ -27,11 +28,6 @@ from fedstat.models.survival_effect.estimates import (
 from fedstat.models.survival_effect.steps import SurvivalEffectRequest
 from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton, parameter_names
 from fedstat.typing import Array, Floats, Ints
-
-NO_MAXIMUM = (
-    "the weighted partial likelihood has no maximum: an arm has no events, or all of them, while rows of "
-    "both arms are at risk. Leave the arm out by subset="
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
