@@ -27,6 +27,8 @@ OTHER = {
     "curves": "a module",
     "datasets": "a module",
     "errors": "a module",
+    "explain_impute": "a dry run",
+    "explain_table": "a dry run",
     "levels": "a public range",
     "load": "reads saved results",
     "log": "a public range",
