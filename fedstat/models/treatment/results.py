@@ -122,7 +122,7 @@ class ArmMeans:
         """Return potential means, or differences of two; no request is sent."""
         if any(one.variable != self.arm or one.by for one in changes):
             raise NotAvailableError(
-                f"{call} potential means are of one arm each; here they are predictions of {self.arm!r} alone"
+                f"{call}: potential means are of one arm each, and predictions of {self.arm!r} alone"
             )
         high, low = (
             self._of([self.arms.index(v) for v in values])
@@ -345,6 +345,36 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
             est.names[:K], est.params[:K], 1.0, parts, sources=(), masked=common, terms=est.terms[:K]
         )
         return replace(found, joint=welch_test(own), sources=())
+
+    def with_covariance(self, cov_type: str, cov_kwds: dict[str, str] | None = None) -> NoReturn:
+        """Refuse other covariances.
+
+        Raises
+        ------
+        NotAvailableError
+            The covariance is that of the stacked equations, which supposes no variance of the outcome.
+        """
+        raise NotAvailableError(
+            "with_covariance: the covariance is that of the stacked equations, which supposes no variance of "
+            "the outcome and includes the errors of all models"
+        )
+
+    def subgroups(self, effect: str, by: str | Sequence[str]) -> NoReturn:
+        """Refuse fits of subgroups.
+
+        Raises
+        ------
+        NotAvailableError
+            A subset of the rows has models of its own.
+        """
+        raise NotAvailableError(
+            "subgroups: a subset of the rows has models of treatment and outcome of its own (subset)"
+        )
+
+    def _deviations(self) -> NoReturn:
+        raise NotAvailableError(
+            "standardized: potential means are of no column, which would have a deviation"
+        )
 
     def _effect_part(self) -> NoReturn:
         raise self._other("effect", "a covariate has no effect of its own here")

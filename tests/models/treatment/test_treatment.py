@@ -364,6 +364,16 @@ def test_wrong_formulas_and_arguments_are_refused():
     fit = model().fit(local=False)
     with pytest.raises(NotAvailableError, match="predictions"):
         fit.effect("a")
+    for call in (
+        lambda: fit.with_covariance("HC1"),
+        lambda: fit.subgroups("t", by="e"),
+        lambda: fit.plot_coefficients(standardized=True),
+        lambda: fit.predictions(),
+        lambda: fit.get_prediction(TABLE.head(2)),
+        lambda: fit.contrasts("t"),
+    ):
+        with pytest.raises(NotAvailableError):
+            call()
     with pytest.raises(NotAvailableError, match="fewer than two sites"):
         _ = fit.heterogeneity
 
