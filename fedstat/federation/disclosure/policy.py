@@ -57,7 +57,8 @@ class Budget:
     ----------
     epsilon, delta : float
         Of differential privacy, for the replacement of one entity's record at this site. In analyses of sites
-        with different rows, for the values of one row added or removed.
+        with different rows, for the values of one row added or removed; to replace a row by another one is
+        both, which at most quadruples the rho of these charges.
     colluding : int, optional
         Most other sites that may collude with the coordinator. Masked sums over more sites then have less
         noise, since sites add it together. By default all other sites: each adds enough noise alone.
