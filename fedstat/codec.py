@@ -33,6 +33,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -200,6 +201,7 @@ class _Reader:
     arrays: Mapping[str, Array]
     defaults: bool
     finite: bool
+    missing: list[int] = dataclasses.field(default_factory=lambda: [0])
     used: set[str] = dataclasses.field(default_factory=set)
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -220,6 +222,7 @@ class _Reader:
             )
         if lacking:
             raise _DecodeError(f"{_place(place)}lacks {', '.join(lacking)}; known are {', '.join(fields)}")
+        self.missing[0] += len(fields) - len(table)
         values = {n: self.read(fields[n][0], v, _inside(place, n)) for n, v in table.items()}
         record = kind(**values)
         if hasattr(record, "check"):
@@ -305,13 +308,23 @@ class _Reader:
     def _union(self, arguments: tuple[Any, ...], plain: Any, place: str) -> Any:
         if type(plain) in arguments:  # for int | float, the type as it was written
             return self.read(type(plain), plain, place)
-        found: list[_DecodeError] = []
+        found, read = list[_DecodeError](), list[tuple[int, Any]]()
+        before = self.missing[0]
         for kind in arguments:
+            self.missing[0] = 0
             try:
-                return self.read(kind, plain, place)
+                value = self.read(kind, plain, place)
             except _DecodeError as error:
                 found.append(error)
-        raise found[0]
+                continue
+            read.append((self.missing[0], value))
+            if not self.missing[0]:
+                break
+        if not read:
+            raise found[0]
+        fewest, value = min(read, key=itemgetter(0))  # records may differ in fields with a default alone
+        self.missing[0] = before + fewest
+        return value
 
     def _literal(self, arguments: tuple[Any, ...], plain: Any, place: str) -> Any:
         for value in arguments:

@@ -186,3 +186,28 @@ def test_texts_without_end_are_refused():
         deep = {"deeper": deep}
     with pytest.raises(MessageError, match="'state': more than 20 levels deep"):
         from_plain(Study, to_plain(STUDY) | {"state": deep}, "it")
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    x: float
+    y: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    x: float
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    one: More | Fewer
+    two: Fewer | None = None
+
+
+@pytest.mark.parametrize("one", [More(1.0), Fewer(1.0)])
+def test_of_several_records_the_one_without_missing_fields_is_read(one):
+    """Both may be read where fields with a default may be missing."""
+    plain = to_plain(Either(one), {})
+    del plain["two"]
+    assert from_plain(Either, plain, "it", ModelError, defaults=True) == Either(one)

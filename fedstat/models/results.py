@@ -247,8 +247,10 @@ class Results(Report, Generic[Record]):
     def _restore(cls, header: Mapping[str, str], arrays: Mapping[str, Array]) -> Self:
         """Rebuild results from the content of a file."""
         content = json.loads(header["content"])
-        record: Any = from_plain(cls._record_type, content, "its content", ModelError, arrays=arrays)
         # Earlier versions did not write every field.
+        record: Any = from_plain(
+            cls._record_type, content, "its content", ModelError, arrays=arrays, defaults=True
+        )
         ledger = from_json(SavedLedger | None, header["ledger"], "its ledger", ModelError, defaults=True)  # type: ignore[arg-type]
         return cls(record, None if ledger is None else ledger.restore())
 

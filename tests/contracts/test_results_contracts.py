@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import pickle
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -17,6 +20,7 @@ from numpy.testing import assert_allclose
 
 import fedstat as fs
 from fedstat.errors import FedstatError, ModelError, NotAvailableError
+from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import LEVELS
 from fedstat.inference.summary import SEVERITIES, Note, Report, critical_notes
 from fedstat.models.results import CoefficientResults, Results
@@ -50,6 +54,33 @@ def test_saved_loaded_and_pickled(family, tmp_path):
                     there, here = there.to_frame(), here.to_frame()
                 if here is not None:
                     pd.testing.assert_frame_equal(there, here, check_exact=True)
+
+
+def without_defaults(value, plain):
+    """Leave out of plain values what an earlier version did not write: fields that have their default."""
+    if dataclasses.is_dataclass(value) and isinstance(plain, dict):
+        kept = {}
+        for name, one in plain.items():
+            spec = type(value).__dataclass_fields__[name]
+            if spec.default is not dataclasses.MISSING and getattr(value, name) is spec.default:
+                continue
+            kept[name] = without_defaults(getattr(value, name), one)
+        return kept
+    if isinstance(value, tuple | list) and isinstance(plain, list) and len(value) == len(plain):
+        return [without_defaults(one, text) for one, text in zip(value, plain, strict=True)]
+    if isinstance(value, Mapping) and isinstance(plain, dict):
+        return {str(k): without_defaults(one, plain[str(k)]) for k, one in value.items() if str(k) in plain}
+    return plain
+
+
+@over_families("saved")
+def test_a_file_of_an_earlier_version_lacks_fields_with_a_default(family, tmp_path):
+    for name, fit in results_of(family).items():
+        if isinstance(fit, Results):
+            header, arrays = unpack(fit._packed())
+            content = without_defaults(fit._saved_record(), json.loads(header["content"]))
+            (tmp_path / "file").write_bytes(pack({**header, "content": json.dumps(content)}, arrays))
+            assert text_of(fs.load(tmp_path / "file")) == text_of(fit), name
 
 
 @over_families("shown")

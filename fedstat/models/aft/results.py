@@ -82,7 +82,7 @@ class AFTRecord(EstimateRecord):
     basis: RowsBasis
 
 
-class AFTResults(PredictorResults, saved_as="fedstat aft results 1", record=AFTRecord):
+class AFTResults(PredictorResults, saved_as="fedstat aft results 2", record=AFTRecord):
     """Results of :meth:`fedstat.FederatedAFT.fit`; coefficients are logarithms of time ratios.
 
     `params` end with ``log(scale)``, the logarithm of sigma, as in R's ``survreg``, unless sigma is one.
