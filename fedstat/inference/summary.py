@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -50,13 +51,18 @@ class CoefficientBlock:
     """Contribution of a site to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
-    values of its columns over all entities of the fit, in [0, 1].
+    values of its columns over all entities of the fit, in [0, 1]; nan if it is not released.
     """
 
     site: str
     columns: int
     entities: int
     missing: float
+
+    @property
+    def missing_share(self) -> str:
+        """The share as it is printed."""
+        return "not told" if math.isnan(self.missing) else f"{100 * self.missing:.2f} %"
 
 
 class Report(Exported):
@@ -280,8 +286,7 @@ def coefficient_block_sheet(blocks: Sequence[CoefficientBlock]) -> Sheet:
     """One site per row: columns, entities, missing share."""
     widths = (WIDTH - 8 - 12 - 10 - 6, 8, 12, 10)
     rows = [
-        (block.site, f"{block.columns:,}", f"{block.entities:,}", f"{100 * block.missing:.2f} %")
-        for block in blocks
+        (block.site, f"{block.columns:,}", f"{block.entities:,}", block.missing_share) for block in blocks
     ]
     return Sheet(("site", "columns", "entities", "missing"), fold_sites(rows), "lrrr", widths, gap=2)
 

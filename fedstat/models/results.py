@@ -1013,7 +1013,7 @@ class CoefficientResults(EffectStatements, Results[Any]):
         inference, z = self.estimate.cov is not None, "t" if self.use_t else "z"
         frame = self._coefficients(alpha)
         about = {
-            block.site: f"{block.entities:,} {self._unit}, {100 * block.missing:.2f} % missing"
+            block.site: f"{block.entities:,} {self._unit}, {block.missing_share} missing"
             for block in self.estimate.blocks
         }
         parts, further = self._error_parts(), self._further_columns()

@@ -884,8 +884,8 @@ def table_one(
         _check_column("by", by)
     if epsilon is not None and (smd or pvalues):
         raise ModelError(
-            "smd, pvalues: differences and tests without noise in their errors would be wrong with epsilon; "
-            "leave them out, and compare the intervals of tidy()"
+            "smd, pvalues: there are none with epsilon, since they would not have the noise in their errors. "
+            "The limits of tidy() have it"
         )
     if isinstance(nonnormal, str):
         raise ModelError(f"nonnormal: expected a list of columns, received a text; write [{nonnormal!r}]")

@@ -121,7 +121,7 @@ class PrivateRegressionResults(
             scale=fit.iteration.scale**2 if question.family == "Gaussian" else 1.0,
             cov_type="noise included",
             privacy=f"epsilon {epsilon:.4g}, delta {question.delta:g} by row",
-            blocks=tuple(CoefficientBlock(site, p, n, 0.0) for site, n in question.records.items()),
+            blocks=tuple(CoefficientBlock(site, p, n, np.nan) for site, n in question.records.items()),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_LIKELIHOOD},
         )
         sampling, noise = np.sqrt(np.diag(fit.sampling)), np.sqrt(np.diag(fit.noise))
