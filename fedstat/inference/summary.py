@@ -61,8 +61,8 @@ class CoefficientBlock:
 
     @property
     def missing_share(self) -> str:
-        """The share as it is printed."""
-        return "not told" if math.isnan(self.missing) else f"{100 * self.missing:.2f} %"
+        """The share, as text."""
+        return "unknown" if math.isnan(self.missing) else f"{100 * self.missing:.2f} %"
 
 
 class Report(Exported):

@@ -362,7 +362,7 @@ class TreatmentEffect(HorizontalModel):
         method : {"aipw", "ipw", "standardization", "ipw_ra"}
             "ipw" weights the outcomes of each arm by the propensity model; "standardization" (g-formula)
             averages the predictions of the outcome models; "aipw" augments weighting by the outcome models,
-            and "ipw_ra" weights these models. The last two need only one of both models to be right.
+            and "ipw_ra" weights these models. The last two need only one of the two models to be right.
         maxiter : int
             Most steps of Newton's method, of each model.
         tol : float

@@ -49,8 +49,8 @@ NOTES = Catalogue(
 CORRECT = {
     "ipw": " and the propensity model is right",
     "standardization": " and the outcome models are right",
-    "aipw": " and one of both models is right",
-    "ipw_ra": " and one of both models is right",
+    "aipw": " and one of the two models is right",
+    "ipw_ra": " and one of the two models is right",
 }
 
 
