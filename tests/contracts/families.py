@@ -343,11 +343,13 @@ FITS: dict[str, Fit] = {
     "multinomial": of("FederatedMultinomial", "rows", "C(kind) ~ x + z"),
     "multinomial clusters": of("FederatedMultinomial", "rows", "kind ~ x", GROUPS, labels=["person"]),
     "kaplan-meier": of("KaplanMeier", "rows", "Surv(time, died) ~ g", {"grid": 1, "until": 40}),
-    "kaplan-meier with noise": of(
-        "KaplanMeier",
-        "budget of rows",
-        "Surv(time, died) ~ g",
-        {"grid": 1, "until": 40, "epsilon": 50.0, "bounds": {"g": ["a", "b", "c"]}},
+    "kaplan-meier with noise": noisy(
+        of(
+            "KaplanMeier",
+            "budget of rows",
+            "Surv(time, died) ~ g",
+            {"grid": 1, "until": 40, "epsilon": 50.0, "bounds": {"g": ["a", "b", "c"]}},
+        )
     ),
     "kaplan-meier of all": of("KaplanMeier", "rows", "Surv(time, died) ~ 1", {"grid": 4, "until": 40}),
     "cumulative incidence": of("CumulativeIncidence", "rows", RISKS, {"grid": 2, "until": 40}),
@@ -360,21 +362,23 @@ FITS: dict[str, Fit] = {
     ),
     "table one of columns": by("table_one", "complete columns", lambda p: fs.table_one(p, "a1 + b1")),
     "crosstab": by("crosstab", "rows", lambda p: fs.crosstab(p, "g", "kind")),
-    "crosstab with noise": by(
-        "crosstab", "budget of rows", lambda p: fs.crosstab(p, "g", "kind", **WITH_NOISE)
+    "crosstab with noise": noisy(
+        by("crosstab", "budget of rows", lambda p: fs.crosstab(p, "g", "kind", **WITH_NOISE))
     ),
-    "table one with noise": by(
-        "table_one",
-        "budget of rows",
-        lambda p: fs.table_one(p, "x + z + kind", by="g", nonnormal=["x"], **WITH_NOISE),
+    "table one with noise": noisy(
+        by(
+            "table_one",
+            "budget of rows",
+            lambda p: fs.table_one(p, "x + z + kind", by="g", nonnormal=["x"], **WITH_NOISE),
+        )
     ),
-    "histogram with noise": by(
-        "histogram", "budget of rows", lambda p: fs.histogram(p, "x", bins=6, by="g", **WITH_NOISE)
+    "histogram with noise": noisy(
+        by("histogram", "budget of rows", lambda p: fs.histogram(p, "x", bins=6, by="g", **WITH_NOISE))
     ),
-    "quantiles with noise": by(
-        "quantiles", "budget of rows", lambda p: fs.quantiles(p, "x", by="g", **WITH_NOISE)
+    "quantiles with noise": noisy(
+        by("quantiles", "budget of rows", lambda p: fs.quantiles(p, "x", by="g", **WITH_NOISE))
     ),
-    "corr with noise": by("corr", "budget of rows", lambda p: fs.corr(p, "x + z + y", **WITH_NOISE)),
+    "corr with noise": noisy(by("corr", "budget of rows", lambda p: fs.corr(p, "x + z + y", **WITH_NOISE))),
     "quantiles": by("quantiles", "rows", lambda p: fs.quantiles(p, "x", bounds=X_BOUNDS)),
     "quantiles by group": by(
         "quantiles", "rows", lambda p: fs.quantiles(p, "x", by="g", q=[0.1, 0.5], bounds=X_BOUNDS)

@@ -229,8 +229,7 @@ def test_columns_that_the_sites_own_baselines_absorb():
 def test_grids(model):
     event = "e" if model == "KaplanMeier" else "C(m, levels=['u', 'v', 'w'])"
     made = getattr(fs, model).from_formula(f"Surv(time, {event}) ~ 1", SITES)
-    with pytest.raises(ModelError, match=r"^grid: .* fit\(grid=1, until=60\)"):
-        made.fit()
+    assert len(made.fit().times) > 1  # a grid is proposed
     with pytest.raises(ModelError, match=r"at most 1,000 points, received 1,100. Use grid=2"):
         made.fit(grid=1, until=1100)
     assert len(made.fit(grid=1, until=8).times) > 1

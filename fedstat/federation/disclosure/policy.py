@@ -69,6 +69,8 @@ class Budget:
     >>> budget = fs.Budget(epsilon=1.0, delta=1e-6)
     >>> budget.epsilon, budget.delta, round(float(budget.rho), 4)
     (1.0, 1e-06, 0.0244)
+    >>> budget.coalition(4), fs.Budget(epsilon=1.0, delta=1e-6, colluding=1).coalition(4)
+    (3, 1)
     """
 
     epsilon: float

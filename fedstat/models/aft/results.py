@@ -106,6 +106,8 @@ class AFTResults(PredictorResults, saved_as="fedstat aft results 2", record=AFTR
     [34.5, 37.4]
     >>> fit.heterogeneity.joint.df, fit.site_estimates.shape, fit.iterations
     (15, (4, 5), 6)
+    >>> round(fit.concordance, 2), round(fit.concordance_se, 3)
+    (0.66, 0.016)
     """
 
     evaluation_ledger: Ledger | None = None

@@ -258,6 +258,8 @@ class RowImputations(Report):
     (['Intercept', 'age', 'thalach'], 920)
     >>> imputations.tidy()["column"].tolist(), len(imputations.trace), len(imputations.glance())
     (['thalach'], 12, 1)
+    >>> imputations.receipt().sites().index.tolist() == list(partition.sites)
+    True
     """
 
     def __init__(self, found: ImputedRows) -> None:

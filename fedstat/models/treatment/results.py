@@ -353,6 +353,17 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         ------
         NotAvailableError
             The covariance is that of the stacked equations, which supposes no variance of the outcome.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age")
+        >>> try:
+        ...     model.fit().with_covariance("HC1")
+        ... except fs.errors.NotAvailableError as error:
+        ...     print(type(error).__name__)
+        NotAvailableError
         """
         raise NotAvailableError(
             "with_covariance: the covariance is that of the stacked equations, which supposes no variance of "
@@ -366,6 +377,17 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         ------
         NotAvailableError
             A subset of the rows has models of its own.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age")
+        >>> try:
+        ...     model.fit().subgroups("arm", "stage")
+        ... except fs.errors.NotAvailableError as error:
+        ...     print(type(error).__name__)
+        NotAvailableError
         """
         raise NotAvailableError(
             "subgroups: a subset of the rows has models of treatment and outcome of its own (subset)"
