@@ -96,7 +96,7 @@ def test_each_remedy_is_executed_in_a_situation():
         for place, call in remedies()
         if not place.startswith(UNTRIED) and not any(re.fullmatch(call, one, re.DOTALL) for one in calls)
     }
-    assert not left, "add failures to tests/contracts/failures.py"
+    assert not left, f"add failures to tests/contracts/failures.py: {left}"
 
 
 def test_what_an_error_recommends_is_its_remedy():

@@ -12,7 +12,7 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError, Remedy
+from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import quoted_name
@@ -301,8 +301,7 @@ class KaplanMeier(CurveModel):
                 raise DescriptionError.of_rule(
                     "privacy budget",
                     name,
-                    "releases counts only with noise",
-                    remedy=Remedy("fit(..., epsilon=1.0)", "Fit with {arguments}, or leave the site out"),
+                    "releases counts only with noise, which a fit with epsilon= has",
                 )
         return run_fit(self, call, KaplanMeier._estimate, chosen, masked)
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import ModelError, Remedy
+from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
@@ -117,8 +117,7 @@ class NoiseSetting:
         described = self.describe(partition, name)
         if not described.levels:
             raise ModelError(
-                f"bounds: {name!r} needs its public levels, and none are taken from the data",
-                remedy=Remedy("bounds={{{name!r}: [...]}}", "list them, as in {call}").filled(name=name),
+                f"bounds: {name!r} needs a list of its public levels; none are taken from the data"
             )
         return CodedColumn(name, described.levels)
 
@@ -127,8 +126,7 @@ class NoiseSetting:
         described = self.describe(partition, name)
         if described.range is None:
             raise ModelError(
-                f"bounds: {name!r} needs its public range, and none is taken from the data",
-                remedy=Remedy("bounds={{{name!r}: (low, high)}}", "write {call}").filled(name=name),
+                f"bounds: {name!r} needs its public range (low, high); none is taken from the data"
             )
         return described.range
 

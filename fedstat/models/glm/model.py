@@ -392,12 +392,8 @@ class FederatedGLM(HorizontalModel):
             raise DescriptionError.of_rule(
                 "privacy budget",
                 name,
-                "releases sums over rows only with noise",
-                remedy=Remedy(
-                    "fit(epsilon=1.0)",
-                    "Fit with {arguments}, leave the site out, or have the owner remove [privacy] from the "
-                    "policy",
-                ),
+                "releases sums over rows only with noise, which a fit with epsilon= has, unless its owner "
+                "removes [privacy] from the policy",
             )
 
     @staticmethod

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import to_json
-from fedstat.errors import DesignError, EstimationError, ModelError, Remedy
+from fedstat.errors import DesignError, EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns, plain_state
 from fedstat.federation.design.horizontal_design import RowsSchema, SiteRowCounts
 from fedstat.federation.design.horizontal_steps import RowsCoding
@@ -325,10 +325,7 @@ def _coding(question: RowsRequest, bounds: Mapping[str, PublishedColumn]) -> Blo
     levels = {name: bounds[name].levels for name in coded_columns(terms, kinds)}
     if lacking := [name for name, found in levels.items() if not found]:
         raise ModelError(
-            f"bounds: column {lacking[0]!r} is a category in the formula, and needs its levels",
-            remedy=Remedy("fit(..., bounds={{{name!r}: ['a', 'b']}})", "List them, as in {call}").filled(
-                name=lacking[0]
-            ),
+            f"bounds: column {lacking[0]!r} is a category in the formula, and needs a list of its levels"
         )
     return BlockSpec(
         terms=question.every_term,

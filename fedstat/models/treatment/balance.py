@@ -84,7 +84,7 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
     >>> balance = model.balance()
     >>> balance.tidy().round(3)[["term", "smd_unweighted", "variance_ratio"]]
                   term  smd_unweighted  variance_ratio
-    0              age           0.032           1.009
+    0              age           0.032           1.012
     1   C(stage)[T.II]           0.134           1.000
     2  C(stage)[T.III]          -0.045           1.000
     >>> balance.arms.columns.tolist(), balance.overlap.shape

@@ -279,7 +279,7 @@ def test_what_no_budget_allows_is_refused_before_a_request():
     without = model_of(table, "Binomial", policy=fs.Policy())
     with pytest.raises(DescriptionError, match=r"is none, and releases with noise are charged"):
         without.fit(epsilon=1.0, bounds=BOUNDS)
-    with pytest.raises(PolicyError, match=r"releases sums over rows only with noise. .*epsilon=1.0"):
+    with pytest.raises(PolicyError, match=r"releases sums over rows only with noise, .*epsilon="):
         model.fit()
     assert not any(site.site_ledger.charges.made for site in model.partition.sites.values())
 
