@@ -2,7 +2,7 @@
 
 A few functions of a column, such as x, x^2 and sqrt(x), determine its values in a cell of few rows: from four
 sums over seven persons follow their seven ages. So the sums of functions of one column that, alone or
-combined, rest on some of the rows are at most a share of these rows, as they are over all rows
+combined, rest on some of the rows are at most a share of these rows, like the sums over all rows
 (:mod:`fedstat.federation.disclosure.column_sums`).
 
 Which sums these are follows from the release history. For a set S of cells, the combinations of sums that are

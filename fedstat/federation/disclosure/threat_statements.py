@@ -72,7 +72,7 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "It is examined within a wider interval, whose counts are released.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site, and "
         "for each row of a combination of levels that has fewer rows than an own fit needs.",
-        "Which whole numbers a column has in a level of some ten rows, without their order, if somebody "
+        "Which whole numbers a column has in a level of about ten rows, without their order, if somebody "
         "tries all of them: one sum of square roots or logarithms has enough digits.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
         "several sums of functions of a column then have the outlier as their only unknown value.",

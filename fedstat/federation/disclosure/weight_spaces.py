@@ -163,7 +163,7 @@ class WeightSpaces:
     atoms : tuple of (n_rows,) arrays of float32
         Columns of many values; NaN where a value is not known.
     columns : tuple of tuple of str
-        Columns of the table from which each atom is computed, as far as they are known.
+        Columns of the table from which each atom is computed; none if they are not known.
     sums : tuple of polynomials
         Each one is summed over all rows.
     cleared : pair of int

@@ -161,8 +161,8 @@ def explain_impute(
     >>> table = fs.datasets.make_hospitals()
     >>> table.loc[table.index % 4 == 0, "thalach"] = np.nan
     >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-    >>> told = fs.explain_impute(partition, "num ~ age + thalach", m=5)
-    >>> told.passes, told.call
+    >>> plan = fs.explain_impute(partition, "num ~ age + thalach", m=5)
+    >>> plan.passes, plan.call
     (True, "impute('num ~ age + thalach', m=5, iterations=5)")
     """
     check_integer("m", m, 2)

@@ -206,23 +206,23 @@ def explain_rows(
     question, sites = RowsRequest("", (), names, tuple(columns)), tuple(partition.sites)
     agree = agree_coding(question, sites, secrets.token_hex(8), min_count=partition.min_count)
     kinds = partition.engine.run(agree, Ledger()).spec.kinds
-    told, times = [], m * iterations
+    plans, times = [], m * iterations
     for name in columns:
         kind: Any = FederatedMultinomial if kinds[name] == "category" else FederatedOLS
         others = " + ".join(quoted_name(other) for other in columns if other != name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            told.append(kind.from_formula(f"{quoted_name(name)} ~ {others}", partition).explain(local=False))
-    table = pd.concat([one.table for one in told], ignore_index=True)
+            plans.append(kind.from_formula(f"{quoted_name(name)} ~ {others}", partition).explain(local=False))
+    table = pd.concat([one.table for one in plans], ignore_index=True)
     counted = [name for name in table if name.startswith(("messages", "bytes"))]
     table[counted] = table[counted] * times
     rounds = [
         (f"{steps} ({name})", tuple(times * count for count in counts))
-        for name, one in zip(columns, told, strict=True)
+        for name, one in zip(columns, plans, strict=True)
         for steps, counts in one.rounds
     ]
     refused: dict[str, Any] = {}
-    for one in told:
+    for one in plans:
         for site, by_rule in one.refused.items():
             for rule, texts in by_rule.items():
                 found = refused.setdefault(site, {}).setdefault(rule, [])
@@ -232,8 +232,8 @@ def explain_rows(
         "without missing cells have none. After each the sites draw their own missing cells, and return the "
         "number of draws. Zeros and ones have logistic models of as many sums."
     )
-    notes = dict.fromkeys([draws, *(note for one in told for note in one.notes)])
-    learned = dict.fromkeys(line for one in told for line in one.learned)
+    notes = dict.fromkeys([draws, *(note for one in plans for note in one.notes)])
+    learned = dict.fromkeys(line for one in plans for line in one.learned)
     call = f"{call}m={m}, iterations={iterations})"
     return Explanation(call, table, rounds, refused, list(learned), list(notes))
 
