@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -165,7 +166,10 @@ def test_a_file_that_lost_a_part_is_refused(result, path):
         if name != "cov":
             with pytest.raises(ModelError, match="the file is incomplete"):
                 fs.load(path)
+    fields = type(result._saved_record()).__dataclass_fields__
     for name in content:
+        if {fields[name].default, fields[name].default_factory} != {dataclasses.MISSING}:
+            continue  # earlier versions lack these
         rest = {k: v for k, v in content.items() if k != name}
         path.write_bytes(pack(header | {"content": json.dumps(rest)}, arrays))
         with pytest.raises(ModelError, match="the file is incomplete"):
