@@ -14,7 +14,7 @@ of as many rows as a site whose own fit is shown are judged as such a site.
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     ISOLATED,
     ComponentWeights,
     WeightSpaces,
+    basis_of_sums,
     orthonormal_columns,
     shape_of_sums,
 )
@@ -69,10 +70,20 @@ def find_cell_functions(
     CellFunctions or None
     """
     new = {i for one in spaces.sums[first:] for _, a in one if a != ESTIMATE for i in a}
+    with_atom: dict[int, set[int]] = defaultdict(set)
+    for k, one in enumerate(spaces.sums):
+        for i in {i for _, a in one for i in a}:
+            with_atom[i].add(k)
+
+    def sums_of(atoms: set[int]) -> list[int]:
+        """List the sums of functions of these atoms alone."""
+        found = sorted(set().union(*(with_atom[i] for i in atoms)))
+        return [k for k in found if all(atoms.issuperset(a) for _, a in spaces.sums[k])]
+
     clear: set[object] = set()
     for column in dict.fromkeys(name for i in sorted(new) for name in spaces.columns[i]):
         atoms = {i for i, names in enumerate(spaces.columns) if column in names}
-        members = _members(spaces, atoms)
+        members = sums_of(atoms)
         if not members or members[-1] < first:
             continue
         shape = shape_of_sums(spaces.sums, members, first)
@@ -84,20 +95,11 @@ def find_cell_functions(
         elif has_many_values(column):
             others = {name for i in atoms for name in spaces.columns[i]} - {column}
             many = {name for name in others if has_many_values(name)}
-            members = _members(spaces, {i for i in atoms if not many & set(spaces.columns[i])})
+            members = sums_of({i for i in atoms if not many & set(spaces.columns[i])})
             judged = _Sums.of(spaces, members, first, share, most, persons)
             for sums, rows in judged.exceeding(share, most) if judged else ():
                 return CellFunctions(column, sums, rows)
     return None
-
-
-def _members(spaces: WeightSpaces, atoms: set[int]) -> list[int]:
-    """Return the sums of functions of these atoms alone."""
-    return [
-        k
-        for k, one in enumerate(spaces.sums)
-        if all(atoms.issuperset(a) for _, a in one) and any(a for _, a in one)
-    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,12 +138,15 @@ class _Sums:
 
     def may_exceed(self, share: float) -> bool:
         """Return whether a cell has a leverage that is a large share of its rows."""
-        return bool(self._above(self._span(np.ones(len(self.M), dtype=np.bool_)), share).any())
+        M = self._flat
+        basis = basis_of_sums(M)
+        if basis is None:
+            return True
+        return bool(self._above((basis @ M).T.reshape(*self.M.shape[1:], len(basis)), share).any())
 
     def exceeding(self, share: float, most: int) -> Iterator[tuple[int, int]]:
         """Yield numbers of sums and rows of sets of cells with more sums than `share` of their rows."""
-        every = np.ones(len(self.M), dtype=np.bool_)
-        span, before = self._span(every), self._span(self.known)
+        span, before = self._span(self._flat), self._span(self._flat[self.known])
         units = np.flatnonzero(self._above(span, share))
         for chosen in [units, *(units[[k]] for k in range(len(units)))]:
             inside = self._support(span, np.isin(self.unit, chosen))
@@ -150,10 +155,14 @@ class _Sums:
             if rows < most and sums > max(share * rows, _alone(before, inside).shape[2]):
                 yield sums, round(rows)
 
-    def _span(self, chosen: Bools) -> Floats:
-        """Orthonormal columns (Q, E, r) that span the sums."""
-        M = self.M[chosen]
-        U = orthonormal_columns(M.reshape(len(M), math.prod(M.shape[1:])).T)
+    @property
+    def _flat(self) -> Floats:
+        """The sums as (d, Q E)."""
+        return self.M.reshape(len(self.M), -1)
+
+    def _span(self, M: Floats) -> Floats:
+        """Orthonormal columns (Q, E, r) that span sums (d, Q E)."""
+        U = orthonormal_columns(M.T)
         return U.reshape(*self.M.shape[1:], U.shape[1])
 
     def _above(self, span: Floats, share: float) -> Bools:

@@ -775,16 +775,11 @@ class ComponentWeights:
         """
         d, Q, E = self.M.shape
         M = self.M.reshape(d, -1)
-        length = np.sqrt(np.einsum("de,de->d", M, M))
-        there = length > 0.0
-        if not there.any():  # products of indicators of rows that have no row in common
-            return True
-        M, length = (M, length) if there.all() else (M[there], length[there])
-        values, vectors = np.linalg.eigh(M @ M.T / np.outer(length, length))
-        kept = values > NEW_DIRECTION**1.5
-        if (values[~kept] > DEPENDENT).any():
+        basis = basis_of_sums(M)
+        if basis is None:
             return False
-        basis = (vectors[:, kept] / np.sqrt(values[kept]) / length[:, None]).T
+        if not len(basis):  # products of indicators of rows that have no row in common
+            return True
         samples = self.few + 1
         step = max(E // max(SAMPLE_CELLS, 4 * len(M)), samples)
         if not self.by_person and step >= 2 * samples:
@@ -796,6 +791,23 @@ class ComponentWeights:
         unit = self.unit[self.small]
         share = np.bincount(np.tile(unit, Q), np.einsum("re,re->e", U, U))
         return bool(share[unit].max() < MOST_SHARE / self.few)
+
+
+def basis_of_sums(M: Floats) -> Floats | None:
+    """Return the matrix (r, d) that takes sums M (d, m) to orthonormal ones, by their cross-products.
+
+    None if sums nearly depend on each other, so that their cross-products do not tell.
+    """
+    length = np.sqrt(np.einsum("de,de->d", M, M))
+    there = length > 0.0
+    size, nonzero = length[there], M if there.all() else M[there]
+    values, vectors = np.linalg.eigh(nonzero @ nonzero.T / np.outer(size, size))
+    kept = values > NEW_DIRECTION**1.5
+    if (values[~kept] > DEPENDENT).any():
+        return None
+    basis = np.zeros((int(kept.sum()), len(M)))
+    basis[:, there] = (vectors[:, kept] / np.sqrt(values[kept]) / size[:, None]).T
+    return basis
 
 
 def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[int]) -> list[int]:
