@@ -38,10 +38,10 @@ from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease, budget_shares
 from fedstat.models.run import FitAttempt
 from fedstat.privacy.gaussian_dp import largest_auc
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 IntoPublic: TypeAlias = PublicCurve | IntoBound
 
@@ -181,12 +181,8 @@ class PrivateSource(MomentSource, PrivateRelease):
 
     def _budget_shares(self) -> Iterator[str]:
         """State what the release leaves of each budget."""
-        for site in self._planned.parts:
-            budget = self.partition.sites[site].policy.privacy
-            if budget is not None:
-                total = float(rho_of_budget(budget.epsilon, budget.delta))
-                share = float(self._planned.site_cost(site)) / total if total else math.inf
-                yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+        policies = {site: self.partition.sites[site].policy for site in self._planned.parts}
+        return budget_shares(policies, self._planned.site_cost)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]

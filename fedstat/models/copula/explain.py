@@ -17,10 +17,11 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.copula import expand_steps
 from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_groups, describe_choice
 from fedstat.models.copula.margins import Bins, Margin, edge_variance
+from fedstat.models.copula.private_release import budget_shares
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.explain import DryRunPlan
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.typing import Bools, Floats
 
 MOST_JOINED = 3
@@ -239,9 +240,5 @@ class CopulaPlan(DryRunPlan):
             yield METHODS[groups.method]
         if missing == "auto" and groups.method != "complete":
             yield describe_choice(model._planned, table)
-        for site in model._planned.columns:
-            budget = model.partition.sites[site].policy.privacy
-            if budget is not None:
-                total = float(rho_of_budget(budget.epsilon, budget.delta))
-                share = float(model._planned.site_cost(site)) / total if total else math.inf
-                yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+        policies = {site: model.partition.sites[site].policy for site in model._planned.columns}
+        yield from budget_shares(policies, model._planned.site_cost)

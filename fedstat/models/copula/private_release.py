@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fedstat.errors import DescriptionError, ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog
-from fedstat.federation.disclosure.policy import MAX_DELTA, Policy
+from fedstat.federation.disclosure.policy import MAX_DELTA, Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.message import Step
@@ -61,7 +61,7 @@ class PrivateRelease(Explainable):
     @property
     def _rho(self) -> Fraction:
         """The budget as rho."""
-        return rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
+        return rho_to_spend(self.epsilon, self.delta)
 
     @cached_property
     def _planned(self) -> NoisePlan:
@@ -107,6 +107,25 @@ class PrivateRelease(Explainable):
             name: DrySite(name, policy, len(rows[name]), self._instead, rows[name])
             for name, policy in policies.items()
         }
+
+
+def rho_to_spend(epsilon: float, delta: float) -> Fraction:
+    """Return the charge, as rho, of a release that is to cost at most epsilon at delta."""
+    return rho_of_budget(epsilon, delta) * (1 - ROUNDING)
+
+
+def share_of_budget(budget: Budget, cost: Fraction) -> float:
+    """Return the share of a budget that a release costs; infinite for a budget that allows none."""
+    total = float(rho_of_budget(budget.epsilon, budget.delta))
+    return float(cost) / total if total else math.inf
+
+
+def budget_shares(policies: Mapping[str, Policy], cost_of: Callable[[str], Fraction]) -> Iterator[str]:
+    """State what a fit costs of the budget of each site that has one."""
+    for site, policy in policies.items():
+        if (budget := policy.privacy) is not None:
+            share = share_of_budget(budget, cost_of(site))
+            yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
 
 
 def check_budget(site: str, policy: Policy, cost: Fraction) -> None:

@@ -37,7 +37,13 @@ from fedstat.inference.noisy_tables import (
 )
 from fedstat.models.checks import check_layout
 from fedstat.models.copula.bounds import Bounds, published_together
-from fedstat.models.copula.private_release import ROUNDING, check_budget, check_delta, check_epsilon
+from fedstat.models.copula.private_release import (
+    check_budget,
+    check_delta,
+    check_epsilon,
+    rho_to_spend,
+    share_of_budget,
+)
 from fedstat.models.descriptive.noisy_steps import (
     DRY_RUN_STEPS,
     CodedColumn,
@@ -47,7 +53,7 @@ from fedstat.models.descriptive.noisy_steps import (
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.run import Call, FitAttempt, run_fit
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.typing import Array, Floats
 
 FEWEST_INTERVALS, MOST_INTERVALS = 16, 256
@@ -100,7 +106,7 @@ class NoiseSetting:
     @property
     def rho(self) -> Fraction:
         """The charge, as zero-concentrated differential privacy."""
-        return rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
+        return rho_to_spend(self.epsilon, self.delta)
 
     def describe(self, partition: ClientPartition, name: str) -> PublishedColumn:
         """Return the public description of a column: that of `bounds`, or that which the sites publish."""
@@ -206,8 +212,7 @@ class NoisyTablePlan(DryRunPlan):
             if policy.privacy is not None:
                 by_budget.setdefault(policy.privacy, []).append(site)
         for budget, sites in by_budget.items():
-            total = float(rho_of_budget(budget.epsilon, budget.delta))
-            share = 100.0 * float(model.cost) / total if total else math.inf
+            share = 100.0 * share_of_budget(budget, model.cost)
             yield f"It costs {share:.2g} % of the budget of {join_names(sites)}, epsilon {budget.epsilon:g}."
 
 

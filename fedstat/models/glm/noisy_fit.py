@@ -28,7 +28,7 @@ from fedstat.federation.protocols.noise_shares import agree_shares, coalition_of
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable
 from fedstat.models.copula.bounds import Bounds, IntoBound, published_together
-from fedstat.models.copula.private_release import ROUNDING, check_delta, check_epsilon
+from fedstat.models.copula.private_release import budget_shares, check_delta, check_epsilon, rho_to_spend
 from fedstat.models.glm.noisy_newton import (
     FAMILIES,
     FamilyName,
@@ -41,7 +41,7 @@ from fedstat.models.glm.noisy_newton import (
 from fedstat.models.glm.noisy_steps import NAMES, NoisySumsRequest
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.privacy.zcdp import GRID, epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import GRID, epsilon_of_zcdp
 from fedstat.typing import Floats
 
 PUBLIC_ROWS, SEED, SPREAD = 4000, 1, 6.0
@@ -138,7 +138,7 @@ class NoisyQuestion:
     @cached_property
     def rho(self) -> Fraction:
         """The budget as rho."""
-        return rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
+        return rho_to_spend(self.epsilon, self.delta)
 
     @property
     def cost(self) -> Fraction:
@@ -178,10 +178,7 @@ class NoisyQuestion:
                 "Each site adds enough noise alone. If owners set colluding = 1, the price is about "
                 f"{shared.price:.2f}."
             )
-        for site, policy in self.policies.items():
-            if policy.privacy is not None and policy.privacy.delta:
-                share = float(self.cost / rho_of_budget(policy.privacy.epsilon, policy.privacy.delta))
-                yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {policy.privacy.epsilon:g}."
+        yield from budget_shares(self.policies, lambda site: self.cost)
 
     @cached_property
     def plan(self) -> NoisyPlan:

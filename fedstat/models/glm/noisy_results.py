@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsDesign, RowsSchema, SiteRowCounts
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.noisy_tables import price
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -127,8 +128,9 @@ class PrivateRegressionResults(
         sampling, noise = np.sqrt(np.diag(fit.sampling)), np.sqrt(np.diag(fit.noise))
         notes = [NOTES.note("not_converged", problem=NOT_CONVERGED)] if not estimate.converged else []
         notes += [NOTES.note("bounds", problem=text) for text in bounds_warnings(question, fit)]
-        price = float(np.median(np.hypot(sampling, noise) / sampling))
-        notes.append(NOTES.note("price", price=price, records=question.n))
+        notes.append(
+            NOTES.note("price", price=price(np.diag(fit.sampling), np.diag(fit.noise)), records=question.n)
+        )
         rho = float(fit.cost)
         notes.append(NOTES.note("guarantee", epsilon=epsilon, delta=question.delta, rho=rho))
         if question.honest > 1:
@@ -160,8 +162,7 @@ class PrivateRegressionResults(
     @property
     def price(self) -> float:
         """Median ratio of the standard errors with and without noise."""
-        parts = self._record
-        return float(np.median(np.hypot(parts.sampling, parts.noise) / parts.sampling))
+        return price(self._record.sampling**2, self._record.noise**2)
 
     @property
     def family(self) -> str:
