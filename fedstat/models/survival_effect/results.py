@@ -24,7 +24,7 @@ from fedstat.models.horizontal.notes import MASKED, SUBSET
 from fedstat.models.results import Results
 from fedstat.models.survival_effect.estimates import WeightedCells
 from fedstat.models.survival_effect.protocol import SurvivalEffectFit
-from fedstat.models.treatment.results import POPULATIONS, e_value
+from fedstat.models.treatment.results import POPULATIONS, e_value, limit_near_one
 from fedstat.plotting import COLORS
 from fedstat.typing import Floats
 
@@ -319,14 +319,13 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         found = self.tidy(alpha)
         frame = found[found["quantity"] == LOG_RATIO]
         ratio, low, high = np.exp(frame[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)).T
-        near = np.where(ratio >= 1.0, np.maximum(low, 1.0), np.minimum(high, 1.0))
         columns = {
             "hazard_ratio": ratio,
             "conf_low": low,
             "conf_high": high,
             "p_value": frame["p_value"].to_numpy(),
             "e_value": e_value(risk_ratio(ratio)),
-            "e_value_limit": e_value(risk_ratio(near)),
+            "e_value_limit": e_value(risk_ratio(limit_near_one(ratio, low, high))),
         }
         return pd.DataFrame(columns, index=pd.Index(self.levels[1:], name=self._fit.arm))
 

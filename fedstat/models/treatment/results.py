@@ -262,9 +262,7 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         )
         frame = found.tidy(alpha).set_index("contrast")[["estimate", "conf_low", "conf_high"]]
         frame.columns = pd.Index(["ratio", "conf_low", "conf_high"])
-        near = np.where(
-            frame["ratio"] >= 1.0, frame["conf_low"].clip(lower=1.0), frame["conf_high"].clip(upper=1.0)
-        )
+        near = limit_near_one(*frame.to_numpy(dtype=np.float64).T)
         return frame.assign(e_value=e_value(frame["ratio"].to_numpy()), e_value_limit=e_value(near))
 
     # -- summary ---------------------------------------------------------------------------------
@@ -414,3 +412,8 @@ def e_value(ratios: Floats) -> Floats:
     """Return the E-values of ratios (n,): ``R + sqrt(R (R - 1))``, of the inverse below one."""
     R = np.maximum(ratios, 1.0 / ratios)
     return np.asarray(R + np.sqrt(R * (R - 1.0)))
+
+
+def limit_near_one(ratio: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the limits of intervals that are nearer to one, (n,); one for an interval that contains it."""
+    return np.where(ratio >= 1.0, np.maximum(low, 1.0), np.minimum(high, 1.0))
