@@ -502,7 +502,8 @@ def sum_products(
     """Sum outer products of the estimating functions of the rows, ``products`` (q, q)."""
     site = rows_in(state, SiteTreatment).at(ALL)
     own, C = site.place(shift, scale, beta)
-    state.report(*site.facts_at(own, site.sums(own)), *site.products_at(own))
+    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=lambda: site.is_flat(own))
+    state.report(*site.facts_at(own, unsummed), *site.products_at(own))
     total = np.sum([site.chain.products(X, g) for X, _, g, _ in site.rows_at(own)], axis=0)
     return {"products": C.T @ total @ C}
 
