@@ -107,7 +107,7 @@ class WeightedCells:
             by_leaving = np.stack([both - turn * d, both + turn * c], axis=2)
             by_end = -within_share / left
             share = within_share * at_end_share
-            # If nobody stays, censored rows are at risk for half of the interval (the actuarial estimate).
+            # If no row stays, censored rows are at risk for half of the interval (the actuarial estimate).
             half, none = n - c / 2.0, (left <= ROUNDING * n) & (d > 0.0)
             actuarial = np.stack([-0.5 * d / half**2, -1.0 / half], axis=2)
             share = np.where(none, 1.0 - d / half, share)
@@ -203,7 +203,7 @@ class CellHazardRatios:
 def hazard_ratios(cells: WeightedCells, ties: str) -> CellHazardRatios:
     """Maximize the weighted partial likelihood of times at the ends of intervals, events of any kind.
 
-    The cells stand for their rows: all rows of a cell have the same covariates and the same risk sets.
+    Rows are taken by cells, since all rows of a cell have the same covariates and the same risk sets.
 
     Raises
     ------

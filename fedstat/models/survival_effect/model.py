@@ -174,7 +174,7 @@ class SurvivalEffect(TreatmentEffect):
         formula : str
             ``Surv(time, event) ~ 1``, or ``Surv(time, event) ~ strata(x)`` for hazard ratios with a baseline
             for each level; competing events are ``Surv(time, C(cause, levels=["none", "relapse",
-            "death"]))``, of which the first is censoring.
+            "death"]))``; the first one is censoring.
         partition : ClientPartition
             In the horizontal layout.
         treatment, estimand, propensity, complete, labels, missing, subset
@@ -211,7 +211,7 @@ class SurvivalEffect(TreatmentEffect):
             last end.
         times : sequence of float, optional
             Times at which curves have standard errors, at most twelve; by default four. A time between two
-            ends stands for the end before it.
+            ends is replaced by the end before it.
         baseline : {"site", "common"}
             Whether the hazard ratio supposes a baseline hazard for each site (and stratum), with exact times,
             or one for all sites, with times at the ends of the grid. In a Cox model of the hazard of any

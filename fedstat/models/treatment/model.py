@@ -61,7 +61,7 @@ class TreatmentEffect(HorizontalModel):
     errors, which account for the estimated models. Make one with :meth:`from_formula`.
 
     The effect is causal if, given the columns of the formula, the arm does not depend on the potential
-    outcomes (no unmeasured confounding), every row could have been in every arm, and nobody's outcome depends
+    outcomes (no unmeasured confounding), every row could have been in every arm, and no row's outcome depends
     on the arm of others.
 
     Parameters

@@ -123,9 +123,9 @@ def test_results_are_kept_in_a_file(tmp_path):
 
 def test_the_price_is_stated_before_the_charge():
     partition = partition_of()
-    told = fs.KaplanMeier.from_formula(FORMULA, partition).explain(**GRID, epsilon=1.0, bounds=LEVELS)
-    assert told.passes and "epsilon=1.0" in told.call
-    assert any(note.startswith("Price: at 1,200 rows, epsilon 1 makes") for note in told.notes)
+    plan = fs.KaplanMeier.from_formula(FORMULA, partition).explain(**GRID, epsilon=1.0, bounds=LEVELS)
+    assert plan.passes and "epsilon=1.0" in plan.call
+    assert any(note.startswith("Price: at 1,200 rows, epsilon 1 makes") for note in plan.notes)
     assert not any(site.site_ledger.charges.made for site in partition.sites.values())
 
 

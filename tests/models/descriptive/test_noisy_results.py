@@ -159,12 +159,12 @@ def test_the_price_is_stated_and_nothing_is_charged(name):
     }[name]
     ratios = []
     for epsilon in (0.8, 1.0, 5.0):
-        told = fs.explain_table(arguments[0], partition, *arguments[1:], epsilon=epsilon, bounds=BOUNDS)
-        assert told.passes and told.call.startswith(name)
-        price = next(note for note in told.notes if note.startswith("Price"))
+        plan = fs.explain_table(arguments[0], partition, *arguments[1:], epsilon=epsilon, bounds=BOUNDS)
+        assert plan.passes and plan.call.startswith(name)
+        price = next(note for note in plan.notes if note.startswith("Price"))
         assert f"at 900 rows, epsilon {epsilon:g}" in price
         ratios.append(float(price.split("about ")[1].split(" times")[0]))
-        assert any("of the budget of A, B and C, epsilon 10" in note for note in told.notes)
+        assert any("of the budget of A, B and C, epsilon 10" in note for note in plan.notes)
     assert ratios[0] > ratios[1] >= ratios[2] >= 1.0
     assert not any(spent(partition))
 

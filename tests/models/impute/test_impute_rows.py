@@ -193,15 +193,15 @@ def test_a_site_without_values_draws_by_the_model_of_the_others():
 
 def test_a_dry_run_counts_the_fits_and_asks_for_no_row():
     partition = rows()
-    told = fs.explain_impute(partition, "y ~ x + b + g", m=3, iterations=2)
-    assert told.passes and told.call == "impute('y ~ x + b + g', m=3, iterations=2)"
-    sent = told.tidy().query("sender == 'A' and step == 'judge' and array == 'fit'")
+    plan = fs.explain_impute(partition, "y ~ x + b + g", m=3, iterations=2)
+    assert plan.passes and plan.call == "impute('y ~ x + b + g', m=3, iterations=2)"
+    sent = plan.tidy().query("sender == 'A' and step == 'judge' and array == 'fit'")
     assert sent["messages"].sum() == 3 * 6  # three columns of numbers; the categories have other steps
     assert not any(site._data.imputations for site in partition.sites.values())
     # The models of an imputation release the same arrays.
     done = fs.impute(partition, "y ~ x + b + g", m=2, iterations=1, seed=1).ledger.to_frame()
     own = done[(done["sender"] == "A") & ~done["step"].isin(["begin_imputation", "draw_cells"])]
-    assert set(own["step"]) - set(told.tidy()["step"]) <= {"survey_rows", "state_ledger"}
+    assert set(own["step"]) - set(plan.tidy()["step"]) <= {"survey_rows", "state_ledger"}
     strict = rows(policy=fs.Policy(masked_only=True, two_sites="refuse"))
     assert fs.explain_impute(strict, "y ~ x", m=2).passes
     with pytest.raises(ModelError, match="sites that hold different rows"):
