@@ -81,7 +81,7 @@ from fedstat.federation.message import Request, Step
 from fedstat.federation.tables.aligned_table import content_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.privacy.discrete_gaussian import LARGEST, VERSION, discrete_gaussian
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_shares, round_to_grid, share_of_noise
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_shares, round_to_grid
 from fedstat.typing import Array
 
 BUDGET_EXAMPLE = "[privacy]  epsilon = 1.0  delta = 1e-06"
@@ -110,13 +110,14 @@ class NoiseShares:
         """Number of shares that no coalition of `colluding` sites knows."""
         return len(self.marks) - self.colluding
 
-    def share(self, variance: Fraction | int) -> Fraction:
-        """Variance of one site's noise, a whole number, if this variance has to be left."""
-        return share_of_noise(variance, self.honest)
-
     def canonical(self) -> str:
         """Return the same text for the same sites, records and coalitions."""
         return json.dumps([self.colluding, sorted(self.marks.items())])
+
+
+def honest_shares(shares: NoiseShares | None) -> int:
+    """Return the number of shares of noise that count; 1 if each site adds all of it."""
+    return 1 if shares is None else shares.honest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +157,7 @@ class NoiseRequired:
     @property
     def rho(self) -> Fraction:
         """The charge of the array."""
-        honest = 1 if self.shares is None else self.shares.honest
+        honest = honest_shares(self.shares)
         return round_to_grid(rho_of_shares(self.squared, self.variance, honest), up=True)
 
 

@@ -3,9 +3,9 @@
 A protocol of a noisy sum begins with :func:`agree_shares`. If that returns None, every site adds all of the
 noise itself: its parts are released without masks, and their sum has K times the variance. Otherwise the text
 of each request contains the :class:`NoiseShares`, is declared ``common`` and is the same for all sites. Each
-site reports ``NoiseRequired(..., variance=shares.share(variance), shares=shares)``, and the protocol runs in
-:func:`fedstat.federation.protocols.masked_sums.masked_protocol`.
-:func:`fedstat.privacy.zcdp.share_of_noise` is the variance that a site adds in either case.
+site reports ``NoiseRequired(..., variance=..., shares=shares)``, and the protocol runs in
+:func:`fedstat.federation.protocols.masked_sums.masked_protocol`. In either case the variance that a site adds
+is ``share_of_noise(variance, honest_shares(shares))``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares, honest_shares
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, join_names
 from fedstat.federation.message import Request
@@ -455,7 +455,7 @@ class NoisyCorrelations(NoisyTable):
         error is allowed, and more where few rows of normal columns would not be shortened otherwise.
         """
         shares, K = self._expected_shares, len(self.policies)
-        noise = math.sqrt(K / (2.0 * float(rho) * (1 if shares is None else shares.honest)))
+        noise = math.sqrt(K / (2.0 * float(rho) * honest_shares(shares)))
         least = math.ceil(float(stats.chi2.ppf(FAR_ROWS, len(ranges))))
         radius = np.clip(NOISE_OF_SAMPLING * math.sqrt(self.partition.n_entities) / noise, least, UNIT - 1)
         return TablePart("products", ranges, squared_radius=int(radius))

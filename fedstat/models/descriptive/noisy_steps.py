@@ -21,7 +21,7 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, MessageError
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
 from fedstat.federation.disclosure.family import step
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares, honest_shares
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, Step, control
@@ -29,6 +29,7 @@ from fedstat.federation.tables.columns import LevelValue, read_codes, read_numbe
 from fedstat.inference.noisy_tables import PLACES, UNIT, running_weights, squared_length
 from fedstat.models.descriptive.steps import FAMILY, MOST_CELLS
 from fedstat.privacy.sensitivity import clip_rows
+from fedstat.privacy.zcdp import share_of_noise
 from fedstat.typing import Array, Bools, Floats, Ints
 
 PartKind = Literal["cells", "running", "moments", "products"]
@@ -197,7 +198,7 @@ class NoisyTableRequest:
     @property
     def own_variance(self) -> Fraction:
         """Variance of the noise of one site."""
-        return Fraction(self.variance) if self.shares is None else self.shares.share(self.variance)
+        return share_of_noise(self.variance, honest_shares(self.shares))
 
     def check_at(self, site: str) -> None:
         """Refuse what is no table, from the request alone."""

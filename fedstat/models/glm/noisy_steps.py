@@ -19,7 +19,7 @@ from fedstat.federation.design.site_rows import RowsRequest, design_matrix, find
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares, honest_shares
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
@@ -36,7 +36,7 @@ from fedstat.models.glm.noisy_newton import (
     whole_radius,
 )
 from fedstat.models.glm.steps import FAMILY
-from fedstat.privacy.zcdp import GRID, rho_of_shares, round_to_grid, share_of_noise
+from fedstat.privacy.zcdp import GRID, share_of_noise
 from fedstat.typing import Array, Floats
 
 NAMES = ("score", "information")
@@ -117,26 +117,14 @@ class NoisySumsRequest:
         point = self.point
         return tuple(whole_radius(one, self.places) for one in (point.score_radius, point.information_radius))  # type: ignore[return-value]
 
-    @property
-    def honest(self) -> int:
-        """Number of shares of noise that count."""
-        return 1 if self.shares is None else self.shares.honest
-
     def share(self, array: int) -> Fraction:
         """Variance of a site's noise on the score (0) or the information (1)."""
-        return share_of_noise(self.variances[array], self.honest)
+        return share_of_noise(self.variances[array], honest_shares(self.shares))
 
     @property
     def costs(self) -> Fraction:
         """What a site is charged."""
-        arrays = [NAMES.index(name) for name in RELEASES[self.stage]]
-        return sum(
-            (
-                round_to_grid(rho_of_shares(self.squared[k], self.share(k), self.honest), up=True)
-                for k in arrays
-            ),
-            Fraction(0),
-        )
+        return sum((one.rho for one in self.owed()), Fraction(0))
 
     def owed(self) -> Iterator[NoiseRequired]:
         """Yield the noise of each array; `later` and the shares do not change the request."""

@@ -17,7 +17,7 @@ from fedstat.errors import DescriptionError, ModelError, PartitionError, Securit
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Budget, Policy, spends_no_more
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares, honest_shares
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import ArrayDeclaration, Request, control
 from fedstat.federation.protocols.masked_sums import masked_protocol
@@ -56,7 +56,7 @@ class CountRequest:
 def count(data, state, request):
     """Return the number of rows, many times."""
     variance = Fraction(request.variance)
-    share = variance if request.shares is None else request.shares.share(variance)
+    share = share_of_noise(variance, honest_shares(request.shares))
     n, cells = data.table.n_rows, str(request.size)
     state.report(EntityCount(n), NoiseRequired("counts", cells, 1, share, shares=request.shares))
     return {"counts": np.full(request.size, n, dtype=np.int64)}
