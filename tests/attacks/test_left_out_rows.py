@@ -92,7 +92,7 @@ def test_what_rules_refuse_is_found_where_they_are_off(hole):
     for policy in (ALLOW, "strict"):
         partition = partition_of({"A": table}, policy)
         released = [run(call, partition)["A"] for call in calls]
-        found[policy == "strict"] = judge("A", table, structure, released, rng, Examined())
+        found[policy == "strict"] = judge("A", table, structure, released, rng, Examined(), 2)
     assert (rows[row],) in found[False] and not found[True], (found, rows)
 
 
@@ -132,7 +132,7 @@ def test_sequences_that_singled_out_rows_do_so_no_more(seed):
 
 
 def test_no_family_singles_out_rows_under_the_strict_policy():
-    examined = examine_all(range(8), "strict", 25.0)
+    examined = examine_all(range(4), "strict", 15.0)
     print(examined)
     assert not examined.findings, "\n".join(map(str, examined.findings))
     assert not any("sum" in step for step in examined.unread), str(examined)

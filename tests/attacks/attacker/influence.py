@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,17 @@ from attacker.calls import KINDS, Call, draw_call
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import FedstatError
+from fedstat.federation.disclosure.checks import RequestContext
 from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.request_checks import record_step
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, Site
-from fedstat.federation.disclosure.state import SiteTrust
-from fedstat.federation.message import Reply, Request, pack_request, unpack_reply
+from fedstat.federation.disclosure.state import SiteTrust, State
+from fedstat.federation.message import Reply, Request
 from fedstat.typing import Bools, Floats
 
 FEWEST_ROWS, MOST_ROWS, MOST_ANALYSES, MOST_DRAWS, FEWEST = 45, 65, 3, 16, 3
 ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1, max_parameters=1e9)
+FEWEST_DRAWS = 7
 KEYS_ALONE = (RECEIPT_FAMILY, "secure")
 """Families whose replies depend on keys and the ledger, and not on rows."""
 ROUNDING = 1e-9
@@ -115,14 +119,26 @@ class Answering:
     def numbers(self, table: pd.DataFrame, requests: list[Request]) -> Numbers:
         """Return the numbers of its replies; none where it cannot answer."""
         site = Site(self.name, table.reset_index(drop=True), ALLOW, 0, "site", self.trust)
-        replies: list[Reply | None] = []
-        for request in requests:
-            try:
-                packed = site.answer(pack_request(replace(request, masked=None, turn=None)))
-                replies.append(unpack_reply(packed))
-            except FedstatError:
-                replies.append(None)
+        states: dict[str, State] = defaultdict(partial(State, site.name))
+        replies = [self._reply(site, states[request.session], request) for request in requests]
         return numbers(requests, replies)
+
+    def _reply(self, site: Site, state: State, request: Request) -> Reply | None:
+        """Run the step of a request without the checks, the ledger and the packing of :meth:`Site.answer`."""
+        step, noise = FAMILIES[request.family][request.step], site._noise
+        unmasked = replace(request, masked=None, turn=None)
+        context = RequestContext(site.data, unmasked, step, state, "", None, "", False, True, noise)
+        state.begin(lambda fact: None, (), lambda: None, partial(noise.recall, unmasked), noise.mark)
+        earlier = state.copy()
+        try:
+            reply = site._run(context)
+        except FedstatError:
+            state.restore(earlier)
+            return None
+        finally:
+            state.end()
+        record_step(state, unmasked, step)
+        return reply
 
     def terms(self, table: pd.DataFrame, requests: list[Request]) -> tuple[Numbers, Numbers, Sums]:
         """Return the numbers of its replies, the terms (n, d) of each, and which of them are sums (d,).
@@ -242,6 +258,7 @@ def judge(
     released: list[list[tuple[Request, Reply]]],
     rng: np.random.Generator,
     examined: Examined,
+    fewest_draws: int = FEWEST_DRAWS,
 ) -> list[tuple[int, ...]]:
     """Return the rows of a site that all it released singles out.
 
@@ -271,7 +288,7 @@ def judge(
     d = sum(int(one.sum()) for positions in kept for one in positions.values())
     examined.sums += d
     # A column that is zero but in three rows has as many sums over these as products: more draws than sums.
-    wanted = min(7 + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
+    wanted = min(fewest_draws + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
     for _ in range(wanted - 1):
         other = structure.fill(rng)
         for passed, of_call in zip(released, draws, strict=True):
