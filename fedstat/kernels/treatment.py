@@ -2,18 +2,21 @@
 
 An arm j of J has the probability ``e_j`` given the columns. The rows that a mean is over have the weight h of
 the estimand in the population of the sites, and h / e_j among the rows of arm j (Li and Li 2019, "Propensity
-score weighting for causal inference with multiple treatments", Annals of Applied Statistics 13, table 1). All
-residuals are linear in the outcome.
+score weighting for causal inference with multiple treatments", Annals of Applied Statistics 13, table 1). For
+the population of one site, h is the probability of a row to be there (Dahabreh, Robertson, Steingrimsson,
+Stuart and Hernan 2020, "Extending inferences from a randomized trial to a new target population", Statistics
+in Medicine 39). All residuals are linear in the outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit, log_expit, log_ndtr, logit
 
 from fedstat.kernels.categories import BASELINE, probabilities
 from fedstat.typing import Floats, Ints
@@ -24,8 +27,9 @@ OBSERVED = {"ATT": 1, "ATC": 0}
 """Estimands of the rows of an arm."""
 METHODS = ("ipw", "aipw", "standardization", "ipw_ra")
 BALANCE = "balance"
-"""In place of a method: the propensity model alone."""
-PROPENSITY, OUTCOME, MEANS, ALL = range(4)
+"""In place of a method: the models of the weights alone."""
+PROPENSITY_LINKS = ("logit", "probit")
+PROPENSITY, MEMBERSHIP, OUTCOME, MEANS, ALL = range(5)
 """Stages, which are solved one after the other, and all of them."""
 FLAT = 1e-6
 """Share of errors of prediction below which probabilities are at the ends of their range."""
@@ -69,6 +73,22 @@ def tilt(E: Floats, estimand: str) -> tuple[Floats, Floats]:
     return E[row, least], D
 
 
+def arm_probabilities(eta: Floats, link: str) -> Floats:
+    """Probabilities of the arms (n, J) at predictors (n, J - 1) of all but the first."""
+    if link == "probit":
+        return np.asarray(np.exp(log_ndtr(eta * np.array([-1.0, 1.0]))))
+    return probabilities(eta, BASELINE)
+
+
+def log_slopes(eta: Floats, E: Floats, link: str) -> Floats:
+    """Return derivatives of the logarithms of the probabilities E by the predictors, (n, J, J - 1)."""
+    if link == "probit":
+        sides = np.array([-1.0, 1.0])
+        ratio = np.exp(-0.5 * eta**2 - log_ndtr(eta * sides)) / np.sqrt(2.0 * np.pi)
+        return np.asarray((sides * ratio)[:, :, None])
+    return np.asarray(np.eye(E.shape[1])[:, 1:] - E[:, None, 1:])
+
+
 @dataclass(frozen=True, slots=True)
 class TreatmentEquations:
     """Equations of one estimator: which there are, and their residuals.
@@ -84,11 +104,15 @@ class TreatmentEquations:
         Of the outcome, with which it is canonical.
     trim : float
         Rows with a smaller probability of any arm have no weight.
+    propensity : str
+        Link of the propensity model; "probit" is of two arms.
+    target : bool
+        Whether the rows of one site are the population.
 
     Notes
     -----
-    The predictors are those of all arms but the first, of the outcome in each arm, and the potential means;
-    each group is absent where the estimator does not need it.
+    The predictors are those of all arms but the first, of the rows to be in the target, of the outcome in
+    each arm, and the potential means; each group is absent where the estimator does not need it.
     """
 
     arms: int
@@ -96,6 +120,8 @@ class TreatmentEquations:
     estimand: str
     link: str = "Identity"
     trim: float = 0.0
+    propensity: str = "logit"
+    target: bool = False
 
     @property
     def weighs(self) -> bool:
@@ -108,11 +134,22 @@ class TreatmentEquations:
         return self.method not in ("ipw", BALANCE)
 
     @property
-    def groups(self) -> tuple[slice, slice, slice]:
-        """Predictors of the propensity, of the outcomes, and of the means."""
-        first = (self.arms - 1) * self.weighs
-        second = first + self.arms * self.models
-        return slice(0, first), slice(first, second), slice(second, second + self.arms * self.estimates)
+    def groups(self) -> tuple[slice, slice, slice, slice]:
+        """Predictors of the propensity, of the membership in the target, of outcomes, and of means."""
+        sizes = (
+            (self.arms - 1) * self.weighs,
+            int(self.target and self.weighs),
+            self.arms * self.models,
+            self.arms * self.estimates,
+        )
+        ends = np.cumsum((0, *sizes)).tolist()
+        first, second, third, fourth = (slice(*pair) for pair in pairwise(ends))
+        return first, second, third, fourth
+
+    @property
+    def weighing(self) -> slice:
+        """Predictors on which weights depend."""
+        return slice(0, self.groups[MEMBERSHIP].stop)
 
     @property
     def estimates(self) -> bool:
@@ -122,17 +159,18 @@ class TreatmentEquations:
     @property
     def stages(self) -> tuple[int, ...]:
         """Stages that this estimator has."""
-        found = {PROPENSITY: self.weighs, OUTCOME: self.models, MEANS: self.estimates}
-        return tuple(stage for stage, has in found.items() if has)
+        return tuple(stage for stage, group in enumerate(self.groups) if group.stop > group.start)
 
     def cut(self, eta: Floats, stage: int) -> Ints | None:
         """Return the side of a cut by the probabilities on which each row is, -1 for rows left out.
 
         None if weights are smooth functions of the predictors at this stage.
         """
-        if stage == PROPENSITY or not self.weighs or (stage == OUTCOME and self.method != "ipw_ra"):
+        if stage in (PROPENSITY, MEMBERSHIP) or not self.weighs:
             return None
-        E = probabilities(eta, BASELINE)
+        if stage == OUTCOME and self.method != "ipw_ra":
+            return None
+        E = arm_probabilities(eta[:, self.groups[PROPENSITY]], self.propensity)
         # Weights of matched pairs have a kink where two probabilities are equal, and derivatives a jump.
         jumps = self.estimand == "matching" and stage == ALL
         side = E.argmin(axis=1) if jumps else np.zeros(len(E), dtype=np.int64)
@@ -141,53 +179,67 @@ class TreatmentEquations:
         return side if jumps else None
 
     def weights(self, eta: Floats, arm: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return weights of rows, and h, each with derivatives by the predictors of the propensity.
+        """Return weights of rows, and h, each with derivatives by the predictors of the weights.
 
         Parameters
         ----------
-        eta : (n, J - 1) array
+        eta : (n, L) array
         arm : (n,) array of int
 
         Returns
         -------
-        w, dw, h, dh : (n,), (n, J - 1), (n,) and (n, J - 1) arrays
+        w, dw, h, dh : (n,), (n, W), (n,) and (n, W) arrays
             ``w = h / e`` of the arm of each row.
         """
         if not self.weighs:
             none = np.zeros((len(arm), 0))
             return np.ones(len(arm)), none, np.ones(len(arm)), none
-        E = probabilities(eta, BASELINE)
-        own, e = arm[:, None] == np.arange(1, self.arms), E[np.arange(len(arm)), arm]
+        P, S, *_ = self.groups
+        E = arm_probabilities(eta[:, P], self.propensity)
+        slopes, row = log_slopes(eta[:, P], E, self.propensity), np.arange(len(arm))
         h, D = tilt(E, self.estimand)
         if self.trim:
             kept = E.min(axis=1) >= self.trim
             h, D = h * kept, D * kept[:, None]
-        dh = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True)
+        e = E[row, arm]
+        dh = np.einsum("nj,njk->nk", D, slopes)
         # Divided before they are subtracted: the weight of an arm in its own population is one, exactly.
         w, D = h / e, D / e[:, None]
-        dw = D[:, 1:] - E[:, 1:] * D.sum(axis=1, keepdims=True) - w[:, None] * (own - E[:, 1:])
+        dw = np.einsum("nj,njk->nk", D, slopes) - w[:, None] * slopes[row, arm]
+        if S.stop > S.start:
+            p, rest = expit(eta[:, S]), expit(-eta[:, S])
+            dw, dh = (p * np.column_stack([d, one[:, None] * rest]) for d, one in ((dw, w), (dh, h)))
+            w, h = w * p[:, 0], h * p[:, 0]
         return w, dw, h, dh
 
     def residuals(
-        self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL, counts: bool = True
+        self, eta: Floats, arm: Ints, y: Floats, stage: int = ALL, member: bool = False
     ) -> Residuals:
         """Return log-likelihoods, residuals and derivatives of a stage at predictors (n, L).
 
-        The rows are in the population of standardized means if it `counts` them.
+        `member` is whether the rows are those of the target.
         """
         (n, L), J = eta.shape, self.arms
         g, H, loglik = np.zeros((n, L)), np.zeros((n, L, L)), np.zeros(n)
-        P, Q, M = (np.arange(L)[group] for group in self.groups)
-        own = (arm[:, None] == np.arange(J)).astype(np.float64)
+        (P, S, Q, M), W = (np.arange(L)[group] for group in self.groups), np.arange(L)[self.weighing]
+        row, own = np.arange(n), (arm[:, None] == np.arange(J)).astype(np.float64)
         with np.errstate(all="ignore"):
-            if self.weighs and stage in (PROPENSITY, ALL):
-                E = probabilities(eta[:, P], BASELINE)
-                g[:, P], loglik = own[:, 1:] - E[:, 1:], np.log(E[np.arange(n), arm])
-                H[:, P[:, None], P] = E[:, 1:, None] * E[:, None, 1:]
-                H[:, P, P] -= E[:, 1:]
-            if stage == PROPENSITY:
+            if len(P) and stage in (PROPENSITY, ALL):
+                E = arm_probabilities(eta[:, P], self.propensity)
+                slopes = log_slopes(eta[:, P], E, self.propensity)[row, arm]
+                g[:, P], loglik = slopes, np.log(E[row, arm])
+                if self.propensity == "probit":
+                    H[:, P, P] = -slopes * (slopes + eta[:, P])
+                else:
+                    H[:, P[:, None], P] = E[:, 1:, None] * E[:, None, 1:]
+                    H[:, P, P] -= E[:, 1:]
+            if len(S) and stage in (MEMBERSHIP, ALL):
+                p = expit(eta[:, S])
+                g[:, S], H[:, S, S] = member - p, -p * expit(-eta[:, S])
+                loglik = loglik + log_expit(eta[:, S[0]] if member else -eta[:, S[0]])
+            if stage in (PROPENSITY, MEMBERSHIP):
                 return loglik, g, H
-            w, dw, h, dh = self.weights(eta[:, P], arm)
+            w, dw, h, dh = self.weights(eta, arm)
             if self.models:
                 link = LINKS[self.link]
                 m, slope = link.mean(eta[:, Q]), link.slope(eta[:, Q])
@@ -199,46 +251,45 @@ class TreatmentEquations:
                 H[:, Q, Q] = -omega * slope
                 loglik = loglik + (omega * (y[:, None] * eta[:, Q] - link.cumulant(eta[:, Q]))).sum(axis=1)
                 if weighted:
-                    H[:, Q[:, None], P] = (own * (y[:, None] - m))[:, :, None] * dw[:, None]
+                    H[:, Q[:, None], W] = (own * (y[:, None] - m))[:, :, None] * dw[:, None]
             if stage in (MEANS, ALL):
                 mu = eta[:, M]
+                s, ds = h, dh
+                # The rows of an arm or a site themselves, and not their expected number, as in Stata.
                 if self.estimand in OBSERVED:
-                    # The rows of an arm themselves, and not their expected number, as in Stata.
                     s, ds = own[:, OBSERVED[self.estimand]] * (h > 0.0), np.zeros_like(dh)
-                else:
-                    s, ds = h * counts, dh * counts
+                elif self.target:
+                    s, ds = np.full(n, float(member)), np.zeros_like(dh)
                 if self.method == "ipw":
                     g[:, M] = own * w[:, None] * (y[:, None] - mu)
                     H[:, M, M] = -own * w[:, None]
-                    H[:, M[:, None], P] = (own * (y[:, None] - mu))[:, :, None] * dw[:, None]
+                    H[:, M[:, None], W] = (own * (y[:, None] - mu))[:, :, None] * dw[:, None]
                 else:
                     g[:, M] = s[:, None] * (m - mu)
                     H[:, M, M] = -s[:, None]
                     H[:, M, Q] = s[:, None] * slope
-                    H[:, M[:, None], P] = (m - mu)[:, :, None] * ds[:, None]
+                    H[:, M[:, None], W] = (m - mu)[:, :, None] * ds[:, None]
                 if self.method == "aipw":
                     g[:, M] += own * w[:, None] * (y[:, None] - m)
                     H[:, M, Q] -= own * w[:, None] * slope
-                    H[:, M[:, None], P] += (own * (y[:, None] - m))[:, :, None] * dw[:, None]
+                    H[:, M[:, None], W] += (own * (y[:, None] - m))[:, :, None] * dw[:, None]
                 if stage == MEANS:
                     # Weights and models are known: only the means are solved for.
-                    H[:, :, P], H[:, :, Q] = 0.0, 0.0
+                    H[:, :, W], H[:, :, Q] = 0.0, 0.0
             elif stage == OUTCOME:
-                H[:, :, P] = 0.0
+                H[:, :, W] = 0.0
         return loglik, g, H
 
     def pairs(self, stage: int) -> list[tuple[int, int]]:
         """Equations and predictors by which they have derivatives that are not zero by their form."""
-        groups = [range(group.start, group.stop) for group in self.groups]
-        P, Q, M = groups
+        P, S, Q, M = (range(group.start, group.stop) for group in self.groups)
+        W = range(self.weighing.stop)
         found = [(j, k) for j in P for k in P] if stage in (PROPENSITY, ALL) else []
-        if stage in (OUTCOME, ALL):
-            found += [(j, j) for j in Q]
-        if stage in (MEANS, ALL):
-            found += [(j, j) for j in M]
+        for one, group in ((MEMBERSHIP, S), (OUTCOME, Q), (MEANS, M)):
+            found += [(j, j) for j in group if stage in (one, ALL)]
         if stage == ALL:
-            found += [(j, k) for j in Q for k in P if self.method == "ipw_ra"]
+            found += [(j, k) for j in Q for k in W if self.method == "ipw_ra"]
             found += [*zip(M, Q, strict=False)]
             depends = self.method in ("ipw", "aipw") or self.estimand in ("ATO", "matching")
-            found += [(j, k) for j in M for k in P if depends]
+            found += [(j, k) for j in M for k in W if depends]
         return found

@@ -222,6 +222,11 @@ class Clustering:
         return POWERS[self.correction] > 0.0
 
     @property
+    def factor(self) -> float:
+        """Number of clusters by one less, the factor of CR1 for equations of any kind."""
+        return self.count / max(self.count - 1.0, 1.0)
+
+    @property
     def df(self) -> Floats:
         """Degrees of freedom of tests, (d,): with CR2 the effective number of clusters less one.
 

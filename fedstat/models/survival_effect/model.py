@@ -30,7 +30,7 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.survival_effect.protocol import Grid, SurvivalNewton
 from fedstat.models.survival_effect.results import SurvivalEffectResults
 from fedstat.models.survival_effect.steps import MOST_TIMES, SurvivalEffectRequest
-from fedstat.models.treatment.model import TreatmentEffect, TreatmentPlan
+from fedstat.models.treatment.model import TreatmentEffect, TreatmentPlan, clusters_of_fit
 from fedstat.models.treatment.steps import FAMILY
 from fedstat.typing import Floats
 
@@ -131,7 +131,8 @@ class SurvivalEffect(TreatmentEffect):
     _times = True
     _plan = SurvivalEffectPlan
     _hints: ClassVar = dict.fromkeys(
-        ("family", "trim"), "times have no distribution here; for few weights use estimand='ATO'"
+        ("family", "trim", "offset", "exposure"),
+        "times have no distribution here; for few weights use estimand='ATO'",
     )
 
     @takes_parsed
@@ -177,7 +178,7 @@ class SurvivalEffect(TreatmentEffect):
             "death"]))``; the first one is censoring.
         partition : ClientPartition
             In the horizontal layout.
-        treatment, estimand, propensity, complete, labels, missing, subset
+        treatment, estimand, propensity, link, target, weights, complete, labels, missing, subset
             As in :meth:`TreatmentEffect.from_formula`.
         """
         return super().from_formula(formula, partition, **settings)
@@ -191,6 +192,8 @@ class SurvivalEffect(TreatmentEffect):
         times: Sequence[float] | Floats | None = None,
         baseline: Literal["site", "common"] = "site",
         ties: Literal["efron", "breslow"] = "efron",
+        cov_type: Literal["stacked", "cluster"] = "stacked",
+        cov_kwds: dict[str, str] | None = None,
         maxiter: int = 50,
         tol: float = 1e-8,
         masked: bool | None = None,
@@ -218,6 +221,8 @@ class SurvivalEffect(TreatmentEffect):
             event, competing events count alike.
         ties : {"efron", "breslow"}
             How events at the same time count.
+        cov_type, cov_kwds
+            As in :meth:`TreatmentEffect.fit`.
         maxiter : int
             Most steps of Newton's method, of the propensity and of the Cox model.
         tol : float
@@ -280,17 +285,20 @@ class SurvivalEffect(TreatmentEffect):
                 remedy=Remedy("fit(..., grid=1, until=60)", "give it, as in {arguments}"),
             )
 
+        named = self._with_columns_of({"cov_kwds": cov_kwds})
+        clusters = clusters_of_fit(named, cov_type, cov_kwds)
+
         def estimate(model: SurvivalEffect, attempt: FitAttempt) -> SurvivalEffectResults:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
             own = baseline == "site"
             request = SurvivalEffectRequest(ties, model.strata, own, points is not None, not own)
-            newton = SurvivalNewton(session, model._request("ipw"), maxiter, tol)
+            newton = SurvivalNewton(session, model._request("ipw", clusters), maxiter, tol)
             fit = attempt.run(newton.estimate(request, points), session.masked_sites)
             if not fit.converged:
                 warn(f"{model.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
             return SurvivalEffectResults._of(model, fit, attempt.ledger)
 
-        return run_fit(self, call, estimate)
+        return run_fit(named, call, estimate)
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)

@@ -12,9 +12,9 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
-from fedstat.kernels.treatment import PROPENSITY
 from fedstat.models.descriptive.protocol import choose_intervals, open_table, request_of, with_ends_apart
 from fedstat.models.descriptive.steps import FAMILY as DESCRIPTIVE
+from fedstat.models.horizontal.clusters import Clustering, SharedLabels
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums
 from fedstat.models.rows.predictors import standardized_point
@@ -25,7 +25,7 @@ from fedstat.models.survival_effect.estimates import (
     hazard_ratios,
     remaining_times,
 )
-from fedstat.models.survival_effect.steps import SurvivalEffectRequest
+from fedstat.models.survival_effect.steps import WEIGHING, SurvivalEffectRequest
 from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton, parameter_names
 from fedstat.typing import Array, Floats, Ints
 
@@ -50,8 +50,8 @@ class SurvivalEffectFit:
     `estimates` (K,) are functionals of the incidence of each event in each arm, by arm, event and functional
     (values at `places` of the ends, then the area up to `until`), and after them the logarithms of the hazard
     ratios of the arms. `cov` (K, K) accounts for the estimated weights, `known` (K, K) takes them as known.
-    `spread` (A, 2) has the sums of weights and of their squares by arm. `theta` and `theta_cov` are the
-    coefficients of the propensity model.
+    `spread` (A, 3) has the sums of weights, of their squares and fourth powers by arm. `theta` and
+    `theta_cov` are the coefficients of the models of the weights.
     """
 
     request: SurvivalEffectRequest
@@ -59,8 +59,8 @@ class SurvivalEffectFit:
     estimand: str
     levels: Annotated[tuple[LevelValue, ...], "A"]
     causes: tuple[str, ...]
-    arms: Annotated[Floats, "A 2"]
-    spread: Annotated[Floats, "A 2"]
+    arms: Annotated[Floats, "A a"]
+    spread: Annotated[Floats, "A s"]
     cells: WeightedCells | None
     requested: Annotated[Floats, "R"]
     least: int
@@ -75,6 +75,9 @@ class SurvivalEffectFit:
     theta_cov: Annotated[Floats, "Q Q"]
     converged: bool
     masked: bool
+    target: str = ""
+    clustering: Clustering | None = None
+    shared: tuple[SharedLabels, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -103,11 +106,14 @@ class SurvivalNewton(TreatmentNewton):
             edges = with_ends_apart(ends, intervals.apart)
             taken = {"edges": edges, "earlier": intervals.earlier, "requested": grid.ends}
             counts = np.asarray(add((yield table.request_all("count_times", taken)), "cells"))
-        # 2. The propensity model.
+        # 2. The models of the weights.
         solution, _ = yield from self.begin(local=False)
-        total = yield from self.solve(solution, PROPENSITY)
-        Q = len(solution.levels[1:]) * len(solution.chain.columns[0])
-        information, back = total.information[:Q, :Q], solution.back[:Q, :Q]
+        information = np.zeros_like(solution.back)
+        for stage in WEIGHING:
+            if stage in solution.equations.stages:
+                information += (yield from self.solve(solution, stage)).information
+        Q = solution.chain.places[solution.equations.weighing.stop - 1].stop
+        information, back = information[:Q, :Q], solution.back[:Q, :Q]
         point = standardized_point(solution.design, solution.theta)
         # 3. Sums of weights by cell, and hazard ratios.
         cells = None
@@ -129,6 +135,9 @@ class SurvivalNewton(TreatmentNewton):
         }
         replies = yield session.request_all("sum_influences", arrays, to_json(times))
         cov, known = covariance(replies, information, bread)
+        clustering = self.clustered(replies, 1)
+        if clustering is not None:
+            cov, known = cov * clustering.factor, known * clustering.factor
         values = ratios
         if cells is not None:
             functionals = curve_functionals(places, remaining)
@@ -140,6 +149,9 @@ class SurvivalNewton(TreatmentNewton):
             request=times,
             arm=self.request.arm,
             estimand=self.request.estimand,
+            target=self.request.target,
+            clustering=clustering,
+            shared=solution.shared,
             levels=solution.levels,
             causes=survival.causes if survival is not None else (),
             arms=solution.arms,

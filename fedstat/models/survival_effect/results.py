@@ -20,11 +20,13 @@ from fedstat.inference.survival_curves import share_interval
 from fedstat.inference.tables import Sheet, human_range, number, yes_or_no
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import MASKED, SUBSET
+from fedstat.models.horizontal.notes import MASKED, SUBSET, TWICE_TOO_SMALL
 from fedstat.models.results import Results
 from fedstat.models.survival_effect.estimates import WeightedCells
 from fedstat.models.survival_effect.protocol import SurvivalEffectFit
-from fedstat.models.treatment.results import POPULATIONS, e_value, limit_near_one
+from fedstat.models.treatment.overlap import is_bounded, overlap_notes, weight_frame
+from fedstat.models.treatment.results import NOTES as TREATMENT_NOTES
+from fedstat.models.treatment.results import e_value, limit_near_one, population_of
 from fedstat.plotting import COLORS
 from fedstat.typing import Floats
 
@@ -32,16 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMAT = "fedstat survival_effect results 1"
-FEW_EFFECTIVE = 0.3
-"""Effective rows of an arm, relative to the rows of the smallest arm, below which the arms hardly overlap."""
 COMMON = "common"
-OVERLAP = Remedy("from_formula(..., estimand='ATO').fit(...)", "Use {arguments}, whose weights are bounded")
 NOTES = Catalogue(
     critical={
         "not_converged": "NOT CONVERGED: do not interpret these numbers",
-        "poor_overlap": "POOR OVERLAP: the {rows:,} rows of {arm} count as {effective:.0f}, because few of "
-        "them have most of the weight. Estimates rest on these rows, and standard errors are unreliable. "
-        "{remedy}.",
     },
     info={
         "assumptions": "Causal if no unmeasured column affects both treatment and times, the propensity "
@@ -76,6 +72,7 @@ class SurvivalEffectRecord:
     rows: tuple[int, ...]
     left_out: int
     subset: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +145,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             rows=tuple(row.n for row in agreement.sites),
             left_out=sum(row.n_rows - row.n for row in agreement.sites),
             subset=agreement.question.subset_text,
+            weights=agreement.question.weights.get("var_weights", ""),
         )
         return cls(record, ledger, model)
 
@@ -174,7 +172,10 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
 
     @property
     def events(self) -> int:
-        """Rows with an event of any kind; those after the last interval are not counted."""
+        """Rows with an event of any kind; those after the last interval are not counted.
+
+        Without a grid, it is the sum of their sampling weights.
+        """
         if self._fit.cells is None:
             return round(float(self._fit.arms[:, 1].sum()))
         return round(float(self._fit.cells.counts[:, :, 1:].sum()))
@@ -200,13 +201,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     def weights(self) -> pd.DataFrame:
         """Rows of each arm, sum of their weights, and effective number of rows, ``(sum w)^2 / sum w^2``."""
         fit = self._fit
-        total, squares = fit.spread.T
-        frame = {
-            "rows": fit.arms[:, 0].astype(np.int64),
-            "weight": total,
-            "effective_rows": total**2 / squares,
-        }
-        return pd.DataFrame(frame, index=pd.Index(fit.levels, name=fit.arm))
+        return weight_frame(fit.arm, fit.levels, fit.arms[:, 0], fit.spread)
 
     def _cells(self, call: str) -> WeightedCells:
         cells: WeightedCells | None = self._fit.cells
@@ -252,6 +247,12 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             Quantity(part, str(level), str(cause), time, value, one) for cause, value, one in causes
         ]
 
+    @property
+    def _tests(self) -> Any:
+        """Distribution of tests: normal, or Student's t with one degree of freedom less than clusters."""
+        clustering = self._fit.clustering
+        return stats.norm if clustering is None else stats.t(float(clustering.df[0]))
+
     @staticmethod
     def _error(one: Quantity, cov: Floats) -> float:
         return float(np.sqrt(np.maximum(one.slopes @ cov @ one.slopes, 0.0)))
@@ -273,16 +274,18 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             ``estimate``; ``std_error``; ``known_weights``, the error that takes weights as known;
             ``conf_low``, ``conf_high``, for shares on the log-log scale; ``p_value`` of differences.
         """
-        rows, z = [], float(stats.norm.isf(alpha / 2.0))
+        rows, tests = [], self._tests
+        z = float(tests.isf(alpha / 2.0))
+        level = float(2.0 * stats.norm.sf(z))
         for one in self._quantities:
             error, known = (self._error(one, V) for V in (self._fit.cov, self._fit.known))
             low, high, p = one.value - z * error, one.value + z * error, np.nan
             if " - " in one.arm:
-                p = float(2.0 * stats.norm.sf(abs(one.value) / error)) if error > 0.0 else np.nan
+                p = float(2.0 * tests.sf(abs(one.value) / error)) if error > 0.0 else np.nan
             elif one.quantity in SHARES and 0.0 < one.value < 1.0:
                 relative = np.array([error / one.value])
                 low, high = (
-                    float(end[0]) for end in share_interval(np.array([one.value]), relative, alpha, "log-log")
+                    float(end[0]) for end in share_interval(np.array([one.value]), relative, level, "log-log")
                 )
             rows.append((one.quantity, one.arm, one.cause, one.time, one.value, error, known, low, high, p))
         columns = ["quantity", "arm", "cause", "time", "estimate", "std_error", "known_weights"]
@@ -490,7 +493,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         left = [
             ("Dep. Variable", record.response),
             ("Treatment", fit.arm),
-            ("Estimand", f"{fit.estimand} ({POPULATIONS[fit.estimand].format(*fit.levels)})"),
+            ("Estimand", f"{fit.estimand} ({population_of(fit.estimand, fit.target, fit.levels)})"),
             ("Baseline", "of each site" if fit.request.own else "common"),
             ("Ties", fit.request.ties),
         ]
@@ -501,6 +504,10 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             ("Rows by site", human_range(record.rows)),
             ("Converged", yes_or_no(self.converged)),
         ]
+        if record.weights:
+            left.append(("Sampling Weights", record.weights))
+        if fit.clustering is not None:
+            right.append(("Covariance Type", f"cluster {fit.clustering}"))
         yield header_sheet(f"{self.model_name} by inverse probability weighting", [*left, *right])
         yield self._arm_sheet()
         yield self._ratio_sheet()
@@ -553,12 +560,15 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         record, fit = self._record, self._fit
         if not fit.converged:
             yield NOTES.note("not_converged")
-        arms = self.weights.to_numpy().tolist()
-        fewest = min(rows for rows, *_ in arms)
-        for arm, (rows, _, effective) in zip(self.levels, arms, strict=True):
-            if effective < FEW_EFFECTIVE * fewest:
-                yield NOTES.note("poor_overlap", rows=int(rows), arm=arm, effective=effective, remedy=OVERLAP)
+        bounded = is_bounded(fit.estimand, fit.target)
+        yield from overlap_notes(fit.levels, fit.arms[:, 0], fit.spread, bounded)
+        if fit.clustering is not None:
+            yield from fit.clustering.notes([f"{level}" for level in fit.levels[1:2]], [fit.arm], None)
+            for shared in fit.shared:
+                yield from shared.note(len(record.sites), "clusters", TWICE_TOO_SMALL)
         yield NOTES.note("assumptions")
+        if fit.target:
+            yield TREATMENT_NOTES.note("transport", what="times", target=fit.target)
         first = self._first_ratio
         yield NOTES.note("errors", known=number(first["known_weights"]), stacked=number(first["std_error"]))
         strata = ", ".join(fit.request.strata)

@@ -22,13 +22,14 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable
-from fedstat.kernels.treatment import PROPENSITY
+from fedstat.kernels.treatment import MEMBERSHIP, PROPENSITY
 from fedstat.models.descriptive.steps import CELLS, cells_of, counted_over_sites
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.models.rows.objective import STANDARDIZED
 from fedstat.models.rows.steps import SPREAD, rows_in
 from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
-from fedstat.models.treatment.steps import FAMILY, SiteTreatment
+from fedstat.models.treatment.overlap import spread_of
+from fedstat.models.treatment.steps import CLUSTERS, FAMILY, SiteTreatment
 from fedstat.typing import Array, Floats, Ints
 
 MOST_TIMES = 12
@@ -60,6 +61,8 @@ class SurvivalEffectRequest:
 REQUESTED = control("treatment of ties, strata and estimates", common=True)
 LOG_RATIOS = aggregate("logarithms of the hazard ratios of the arms", common=True)
 CURVES = (*SUMS, *CELLS)
+WEIGHING = (PROPENSITY, MEMBERSHIP)
+"""Stages of the models of the weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,25 +108,30 @@ class WeightedTimes:
     @cached_property
     def weighted(self) -> tuple[Floats, Floats, Floats]:
         """Weights, slopes and residuals."""
-        site, (X, arm, y, _) = self.site, self.columns
-        eta = site.chain.predictors(X, np.frombuffer(self.own))
-        w, slopes, _, _ = site.equations.weights(eta[:, self.group], arm)
-        _, residuals, _ = site.equations.residuals(eta, arm, y.astype(np.float64), PROPENSITY)
-        return w, slopes, residuals[:, self.group]
+        site, (X, arm, *_) = self.site, self.columns
+        parts, own = list(site.chunks()), np.frombuffer(self.own)
+        eta = site.chain.predictors(X, own)
+        w, slopes, _, _ = site.equations.weights(eta, arm)
+        scores = [site.at(stage).residuals_of(part, own)[1] for stage in WEIGHING for part in parts]
+        residuals = np.concatenate(scores).reshape(len(WEIGHING), len(X), -1).sum(axis=0)
+        sampled = np.concatenate([part.weight for part in parts])
+        return w * sampled, slopes * sampled[:, None], residuals[:, self.group]
 
     @property
     def group(self) -> slice:
-        """Predictors of the propensity model."""
-        return self.site.equations.groups[0]
+        """Predictors of the weights."""
+        return self.site.equations.weighing
 
     @property
     def covariates(self) -> Floats:
-        """Columns of the propensity model, (n, c)."""
-        return self.columns[0][:, self.site.chain.columns[0]]
+        """Columns of the models of the weights, (n, c)."""
+        places = [place for block in self.site.chain.columns[self.group] for place in block.tolist()]
+        return self.columns[0][:, sorted(set(places))]
 
     def by_column(self, factors: Floats) -> Floats:
-        """Return factors (n, J - 1) times the columns of the propensity model, (n, (J - 1) c)."""
-        return (factors[:, :, None] * self.covariates[:, None]).reshape(len(factors), -1)
+        """Return factors (n, W) times the columns of the models of the weights, (n, Q)."""
+        X, blocks = self.columns[0], self.site.chain.columns[self.group]
+        return np.hstack([factors[:, [k]] * X[:, block] for k, block in enumerate(blocks)])
 
     # -- risk sets of the site --------------------------------------------------------------------
 
@@ -155,13 +163,13 @@ class WeightedTimes:
 
 
 def weighted_rows(data: SiteData, state: State, **point: Floats) -> tuple[WeightedTimes, Floats]:
-    """Return the weighted rows at a point, and the matrix from coefficients of the request to own ones."""
+    """Return the weighted rows at a point, and the matrix from coefficients of weights to own ones."""
     site = rows_in(state, SiteTreatment)
     if not site.opened.question.has_times or not site.equations.weighs:
         raise MessageError(f"{data.name}: the model opened no times, or has no propensity model")
     own, to_own = site.place(**point)
     rows = WeightedTimes(site, own.tobytes())
-    Q = rows.group.stop * len(site.chain.columns[0])
+    Q = site.chain.places[rows.group.stop - 1].stop
     return rows, to_own[:Q, :Q]
 
 
@@ -318,7 +326,8 @@ def require_ratios(
     releases={
         "slopes": summed("derivatives of the estimates by the coefficients of the propensity model", 2),
         "products": summed("products of the influences of rows, and of scores of the propensity model", 2),
-        "spread": summed("sums of weights, and of squared weights, by arm", 2),
+        "spread": summed("sums of weights, their squares and fourth powers, by arm", 2),
+        "clusters": CLUSTERS,
     },
 )
 def sum_influences(
@@ -338,7 +347,8 @@ def sum_influences(
 
     Estimates are those of :func:`fedstat.models.survival_effect.estimates.cell_influences`, and after
     them scores of the logarithms of hazard ratios with baselines of the sites' own. Released are ``slopes``
-    (K, Q), ``products`` (K + Q, K + Q), and ``spread`` (A, 2), sums of weights and of their squares by arm.
+    (K, Q), ``products`` (K + Q, K + Q), ``spread`` (A, 3), sums of weights, squares and fourth powers by arm,
+    and the number of ``clusters``.
     """
     rows, to_own = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
     require_ratios(data, rows, log_ratios, request)
@@ -367,12 +377,15 @@ def sum_influences(
     for column in residuals.T:
         state.report(rows.site.opened.products_with(column**2))
     both = np.column_stack([influences, scores])
-    spread = [np.bincount(rows.arm, one, len(rows.site.levels)) for one in (w, w**2)]
-    return {
+    arms = (rows.arm[:, None] == np.arange(len(rows.site.levels))) * w[:, None]
+    arrays = {
         "slopes": by_weight.T @ (rows.by_column(slopes) @ to_own),
-        "products": both.T @ both,
-        "spread": np.column_stack(spread),
+        "spread": spread_of(arms)[:, 1:],
     }
+    if rows.site.request.clusters:
+        both, found = rows.site.by_cluster(state, both)
+        arrays |= found
+    return arrays | {"products": both.T @ both}
 
 
 def cells_of_all(

@@ -16,6 +16,7 @@ from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.results import Results
+from fedstat.models.treatment.overlap import is_bounded, overlap_notes
 from fedstat.models.treatment.protocol import TreatmentBalance
 from fedstat.plotting import (
     COLORS,
@@ -38,19 +39,11 @@ if TYPE_CHECKING:
 
 LARGE_DIFFERENCE = 0.1
 """Standardized difference above which a column counts as unbalanced (Austin 2009)."""
-FEW_EFFECTIVE = 0.5
-"""Share of the rows of an arm below which its effective number is small."""
-RARE = 0.05
-"""Probability of an arm below which rows hardly overlap."""
-BOUNDED = "estimand='ATO' has bounded weights, and trim=0.05 leaves such rows out"
 NOTES = Catalogue(
     critical={
         "not_converged": "NOT CONVERGED: the propensity model; do not interpret these numbers",
     },
     warning={
-        "few_effective": "POOR OVERLAP: the weighted rows of {arm} have the precision of {effective:,.0f} of "
-        f"{{rows:,}} rows; {BOUNDED}.",
-        "rare": f"POOR OVERLAP: {{rows:,}} rows have a probability below 0.05 of an arm; {BOUNDED}.",
         "unbalanced": "Not balanced by the weights (standardized difference above 0.1): {columns}. Add "
         "products or splines of these columns to the formula of the treatment.",
     },
@@ -234,8 +227,10 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
 
     @property
     def _estimand(self) -> str:
-        trim = self._fit.request.trim
-        return f"weights of {self._fit.request.estimand}{f', trimmed at {trim:g}' if trim else ''}"
+        request = self._fit.request
+        if request.target:
+            return f"weights to the rows of {request.target}"
+        return f"weights of {request.estimand}{f', trimmed at {request.trim:g}' if request.trim else ''}"
 
     def _glance(self) -> Mapping[str, Any]:
         frame = self._largest()
@@ -281,18 +276,9 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
         fit, arms = self._fit, self.arms
         if not fit.converged:
             yield NOTES.note("not_converged")
-        for level, row in arms.iterrows():
-            if row["effective"] < FEW_EFFECTIVE * row["weighted"]:
-                rows = int(row["weighted"])
-                yield NOTES.note(
-                    "few_effective", arm=str(level), effective=float(row["effective"]), rows=rows
-                )
-        if fit.counts.size and not fit.request.trim and fit.request.estimand in ("ATE", "ATT", "ATC"):
-            low = max(int(RARE * fit.counts.shape[2]), 1)
-            rare = int(fit.counts[:, :, :low].sum())
-            rare += int(fit.counts[:, :, -low:].sum()) if len(fit.levels) == 2 else 0
-            if rare:
-                yield NOTES.note("rare", rows=rare)
+        weighted, request = fit.weights[1], fit.request
+        bounded = is_bounded(request.estimand, request.target)
+        yield from overlap_notes(fit.levels, weighted[:, 0], weighted[:, 1:], bounded)
         frame = self._largest()
         if columns := [str(name) for name in frame.index[frame["smd"] > LARGE_DIFFERENCE]]:
             yield NOTES.note("unbalanced", columns=short_names(columns))

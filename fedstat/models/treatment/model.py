@@ -20,7 +20,7 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.dry_run.synthetic import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.kernels.treatment import BALANCE, ESTIMANDS, LINKS, METHODS
+from fedstat.kernels.treatment import BALANCE, ESTIMANDS, LINKS, METHODS, PROPENSITY_LINKS
 from fedstat.models.checks import (
     check_choice,
     check_integer,
@@ -35,11 +35,11 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.treatment.balance import BalanceResults
 from fedstat.models.treatment.protocol import TreatmentNewton
 from fedstat.models.treatment.results import TreatmentResults
-from fedstat.models.treatment.steps import FAMILY, TreatmentRequest
+from fedstat.models.treatment.steps import BY_SITE, FAMILY, OF_TARGET, TreatmentRequest
 
 PROPENSITIES = ("common", "intercepts", "sites")
-WITHOUT = ("offset", "exposure", "freq_weights", "var_weights")
-"""Settings of other models over rows that these have not."""
+WITHOUT = ("freq_weights", "var_weights")
+"""Settings of other models over rows, in place of which there is `weights`."""
 
 
 class TreatmentPlan(OwnFitsPlan):
@@ -115,16 +115,19 @@ class TreatmentEffect(HorizontalModel):
         family: Any = None,
         estimand: Literal["ATE", "ATT", "ATC", "ATO", "matching"] = "ATE",
         propensity: Literal["common", "intercepts", "sites"] = "common",
+        link: Literal["logit", "probit"] = "logit",
         trim: float | None = None,
         target: str | None = None,
+        weights: str | None = None,
         **settings: Any,
     ) -> None:
         check_choice("estimand", estimand, ESTIMANDS)
         check_choice("propensity", propensity, PROPENSITIES)
+        check_choice("link", link, PROPENSITY_LINKS)
         if trim is not None and not (isinstance(trim, int | float) and 0.0 < trim < 0.5):
             raise ModelError(f"trim: expected a probability between 0 and 0.5, received {trim!r}")
         self.arm, self.estimand, self.trim = treatment_column(treatment), estimand, trim
-        self.target = target or ""
+        self.target, self.link = target or "", link
         if target is not None:
             check_choice("target", target, tuple(partition.sites))
             if estimand != "ATE" or trim is not None:
@@ -148,12 +151,15 @@ class TreatmentEffect(HorizontalModel):
             )
         for one in (formula, of_arm):
             of_times = (one.strata or one.has_times) and not (self._times and one is formula)
-            if not one.intercept or one.offsets or one.clusters or of_times:
+            offsets = one.offsets and (self._times or one is of_arm)
+            if not one.intercept or offsets or one.clusters or of_times:
                 raise FormulaError(
-                    "formula: models of outcome and treatment have a constant, and no offset, strata, "
-                    f"clusters or times; received {one.text!r}"
+                    "formula: models of outcome and treatment have a constant, and no strata or times; the "
+                    "outcome alone has an offset, and clusters are those of a fit (cov_type='cluster'); "
+                    f"received {one.text!r}"
                 )
         outcome, model = ([parse_term(text) for text in one.sites[0].terms] for one in (formula, of_arm))
+        own = model
         if propensity != "common":
             model = with_sites(model, partition.site_column, propensity == "sites")
         text = of_arm.response if of_arm.has_categories else f"C({quoted_name(self.arm)})"
@@ -166,10 +172,20 @@ class TreatmentEffect(HorizontalModel):
             extra=(partition.site_column,),
         )
         require_margins(outcome, model, distinct)
-        self._terms = tuple(map(term_text, outcome)), tuple(map(term_text, model))
+        self._terms = tuple(tuple(map(term_text, terms)) for terms in (outcome, model, own))
+        whole = replace(whole, offsets=formula.offsets, offset_columns=formula.offset_columns)
         super().__init__(
-            whole, partition, family=sm_families.Gaussian() if family is None else family, **settings
+            whole,
+            partition,
+            family=sm_families.Gaussian() if family is None else family,
+            var_weights=weights,
+            **settings,
         )
+        if link == "probit" and len(self.agreement.spec.levels[self.arm]) > 2:
+            raise ModelError(
+                f"link: a probit propensity model is of two arms, and {self.arm!r} has more",
+                remedy=Remedy("from_formula(..., link='logit').fit()", "use {arguments}"),
+            )
         if self.distribution.link not in LINKS or not self.distribution.canonical:
             raise ModelError(
                 f"family: {self.distribution} is not available here",
@@ -209,10 +225,15 @@ class TreatmentEffect(HorizontalModel):
             addition, or a model of each site's own.
         trim : float, optional
             Leave rows out whose probability of an arm is below this bound, such as 0.1 (Crump et al. 2009).
+        link : {"logit", "probit"}
+            Of the propensity model; "probit" is of two arms.
         target : str, optional
-            A site, whose rows are the population of the effect; the outcome models are those of all sites.
-            It is for ``fit("standardization", masked=False)``, and releases means over the site's own rows.
-        complete, labels, missing, subset
+            A site, whose rows are the population of the effect. Rows of all sites have the weight of their
+            probability to be there, by a logistic model with the terms of the treatment (transport weights),
+            so that an outcome may depend on the site by these columns only.
+        weights : str, optional
+            Column of sampling weights, by which all equations are multiplied, as Stata's ``pweights``.
+        offset, exposure, complete, labels, missing, subset
             As in :meth:`HorizontalModel.from_formula`.
 
         Raises
@@ -253,19 +274,22 @@ class TreatmentEffect(HorizontalModel):
         levels = {self.arm: self.agreement.spec.levels[self.arm]}
         return super()._synthetic_rows(nested, leveled=levels, **more)
 
-    def _request(self, method: str) -> TreatmentRequest:
+    def _request(self, method: str, clusters: tuple[str, ...] = ()) -> TreatmentRequest:
         """Make the request of an estimator; terms are named by their place."""
         listed = self.formula.sites[0].terms
-        outcome, model = ([listed.index(text) for text in texts] for texts in self._terms)
+        outcome, model, membership = (tuple(map(listed.index, texts)) for texts in self._terms)
         return TreatmentRequest(
             self.arm,
-            tuple(outcome),
-            tuple(model),
+            outcome,
+            model,
             self.distribution.to_json(),
             method,
             self.estimand,
             float(self.trim or 0.0),
-            self.target if method != BALANCE else "",
+            self.target,
+            membership if self.target else (),
+            self.link,
+            clusters,
         )
 
     @checks_arguments
@@ -349,6 +373,8 @@ class TreatmentEffect(HorizontalModel):
         self,
         method: Literal["ipw", "aipw", "standardization", "ipw_ra"] = "aipw",
         *,
+        cov_type: Literal["stacked", "cluster"] = "stacked",
+        cov_kwds: dict[str, str] | None = None,
         maxiter: int = 50,
         tol: float = 1e-8,
         local: bool = True,
@@ -363,6 +389,11 @@ class TreatmentEffect(HorizontalModel):
             "ipw" weights the outcomes of each arm by the propensity model; "standardization" (g-formula)
             averages the predictions of the outcome models; "aipw" augments weighting by the outcome models,
             and "ipw_ra" weights these models. The last two need only one of the two models to be right.
+        cov_type : {"stacked", "cluster"}
+            Covariance of the stacked equations of rows; or of clusters within sites, or sites, times
+            ``G / (G - 1)``, with Student's t.
+        cov_kwds : dict, optional
+            ``{"groups": column}`` with ``cov_type="cluster"``.
         maxiter : int
             Most steps of Newton's method, of each model.
         tol : float
@@ -385,6 +416,8 @@ class TreatmentEffect(HorizontalModel):
         EstimationError
             Columns are collinear, arms or outcomes are separated (the error names the columns), or a few rows
             have nearly all weight.
+        ModelError
+            ``cov_type="cluster"`` without a column of clusters.
         PolicyError
             A site refuses.
 
@@ -405,21 +438,42 @@ class TreatmentEffect(HorizontalModel):
         check_choice("method", method, METHODS)
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
-        if self.target and (method != "standardization" or masked is not False):
+        if self.target and method in OF_TARGET and masked is not False and len(self.sites) > 1:
             raise ModelError(
-                f"target: means over the rows of {self.target!r} are standardized, and no mask hides them",
-                remedy=Remedy("fit(method='standardization', masked=False)", "use {arguments}"),
+                f"target: method={method!r} averages over the rows of {self.target!r} alone, which no mask "
+                "hides",
+                remedy=Remedy("fit(method='aipw')", "Use {arguments}, or masked=False"),
             )
+        named = self._with_columns_of({"cov_kwds": cov_kwds})
+        clusters = clusters_of_fit(named, cov_type, cov_kwds)
 
         def estimate(model: TreatmentEffect, attempt: FitAttempt) -> TreatmentResults:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
-            newton = TreatmentNewton(session, model._request(method), maxiter, tol)
+            newton = TreatmentNewton(session, model._request(method, clusters), maxiter, tol)
             fit = attempt.run(newton.run(local), session.masked_sites)
             if not fit.converged:
                 warn(f"{model.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
             return TreatmentResults._of(model, fit, attempt.ledger)
 
-        return run_fit(self, call, estimate)
+        return run_fit(named, call, estimate)
+
+
+def clusters_of_fit(model: HorizontalModel, cov_type: str, kwds: object) -> tuple[str, ...]:
+    """Return the columns of clusters that a fit names, checked."""
+    check_choice("cov_type", cov_type, ("stacked", "cluster"))
+    if cov_type == "stacked":
+        if kwds:
+            raise ModelError("cov_kwds: they are for cov_type='cluster'")
+        return ()
+    groups = kwds.get("groups") if isinstance(kwds, dict) and set(kwds) == {"groups"} else None
+    if not isinstance(groups, str):
+        raise ModelError(
+            "cov_kwds: cov_type='cluster' needs the column of the clusters, and takes no correction",
+            remedy=Remedy("fit(cov_type='cluster', cov_kwds={{'groups': 'ward'}})", "as in {arguments}"),
+        )
+    if groups not in (*model.question.labels, model.partition.site_column):
+        raise ModelError(f"cov_kwds: groups={groups!r} is no column of every site's table")
+    return BY_SITE if groups == model.partition.site_column else (groups,)
 
 
 def pooled_columns(partition: ClientPartition) -> tuple[list[str], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
@@ -20,7 +20,15 @@ from fedstat.inference.recession import name_columns, receding
 from fedstat.inference.stacked import EquationChain, sandwich
 from fedstat.kernels.categories import moved
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.treatment import ALL, MEANS, OUTCOME, PROPENSITY, TreatmentEquations
+from fedstat.kernels.treatment import (
+    ALL,
+    MEANS,
+    MEMBERSHIP,
+    OUTCOME,
+    PROPENSITY,
+    TreatmentEquations,
+)
+from fedstat.models.horizontal.clusters import Clustering, SharedLabels
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import add
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, OwnEstimate, open_rows, site_fits
@@ -45,13 +53,15 @@ class TreatmentFit:
     """Solution of the equations.
 
     `theta` (s,) and its covariance `cov` (s, s) are in the units of the data; the last parameters are the
-    potential means. `arms` (J, 2) has rows and sums of the outcome by arm. `trace` has log-likelihood, length
-    of the step in standard errors, and its largest change of a parameter, by evaluation.
+    potential means. `arms` has rows and sums of the outcome by arm, (J, 2), and with sampling weights the sum
+    of these, (J, 3); `spread` (J, 3) sums of weights, of their squares and fourth powers, empty without any.
+    `trace` has log-likelihood, length of the step in standard errors, and its largest change of a parameter,
+    by evaluation.
     """
 
     theta: Annotated[Floats, "s"]
     cov: Annotated[Floats, "s s"]
-    arms: Annotated[Floats, "J 2"]
+    arms: Annotated[Floats, "J a"]
     levels: Annotated[tuple[LevelValue, ...], "J"]
     terms: tuple[str, ...]
     request: TreatmentRequest
@@ -60,6 +70,9 @@ class TreatmentFit:
     converged: bool
     masked: bool
     local: Annotated[tuple[SiteFit, ...], "K"]
+    spread: Annotated[Floats, "w k"] = field(default_factory=lambda: np.zeros((0, 3)))
+    clustering: Clustering | None = None
+    shared: tuple[SharedLabels, ...] = ()
 
     @property
     def distribution(self) -> DistributionSpec:
@@ -92,9 +105,9 @@ class TreatmentFit:
 class TreatmentBalance:
     """Balance of the columns (k,) of the propensity model between arms, without weights and with them.
 
-    `weights` (2, J, 3) are rows with weight, sums of weights and of their squares; `mean` and `variance`
-    (2, J, k) are in the units of the data; `counts` (J - 1, J, B) have rows by arm and interval of the
-    probability of each arm but the first, empty if they were not requested.
+    `weights` (2, J, 4) are rows with weight, sums of weights, of squares and fourth powers; `mean` and
+    `variance` (2, J, k) are in the units of the data; `counts` (J - 1, J, B) have rows by arm and interval of
+    the probability of each arm but the first, empty if they were not requested.
     """
 
     names: Annotated[tuple[str, ...], "k"]
@@ -102,7 +115,7 @@ class TreatmentBalance:
     request: TreatmentRequest
     design: RowsDesign
     gamma: Annotated[Floats, "q"]
-    weights: Annotated[Floats, "2 J 3"]
+    weights: Annotated[Floats, "2 J s"]
     mean: Annotated[Floats, "2 J k"]
     variance: Annotated[Floats, "2 J k"]
     counts: Annotated[Floats, "A B C"]
@@ -120,6 +133,7 @@ class StagedSolution:
     chain: EquationChain
     arms: Floats
     theta: Floats
+    shared: tuple[SharedLabels, ...] = ()
     converged: bool = True
 
     @property
@@ -135,7 +149,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         """Open the rows, solve the stages, and sum derivatives and products of all equations."""
         # 1. Open the rows, and count the arms; sites estimate their own effects.
         solution, alone = yield from self.begin(local)
-        # 2. Propensity model, outcome models, means: each stage with the estimates of those before.
+        # 2. Models of the weights, outcome models, means: each stage with the estimates of those before.
         for stage in solution.equations.stages:
             yield from self.solve(solution, stage)
         session, request, design, theta = self.session, self.request, solution.design, solution.theta
@@ -149,8 +163,10 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         total = self.read(replies[:K])
         if total is None:
             raise EstimationError(FEW_ROWS)
-        back = solution.back
+        back, weighs = solution.back, solution.equations.weighs
         cov = back @ sandwich(-total.information, add(replies[K:], "products")) @ back.T
+        if clustering := self.clustered(replies[K:], len(levels)):
+            cov = cov * clustering.factor
         return TreatmentFit(
             theta=back @ theta,
             cov=cov,
@@ -163,12 +179,16 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             converged=solution.converged,
             masked=session.masked,
             local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
+            spread=np.asarray(add(replies[K:], "spread")) if weighs else np.zeros((0, 3)),
+            clustering=clustering,
+            shared=solution.shared,
         )
 
     def balance(self, overlap: bool) -> FitProtocol[TreatmentBalance]:
         """Open the rows without an outcome, fit the propensity model, and compare the columns of the arms."""
         solution, _ = yield from self.begin(False)
-        yield from self.solve(solution, PROPENSITY)
+        for stage in solution.equations.stages:
+            yield from self.solve(solution, stage)
         design, columns = solution.design, solution.chain.columns[0][1:]
         point = standardized_point(design, solution.theta) | {"overlap": np.array(overlap)}
         replies = yield self.session.request_all("sum_balance", point)
@@ -193,10 +213,18 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             masked=self.session.masked,
         )
 
+    def clustered(self, replies: Sequence[Reply], estimates: int) -> Clustering | None:
+        """Return the clusters that sites counted, whose number is also the effective one of each estimate."""
+        if not (names := self.request.clusters):
+            return None
+        G = float(add(replies, "clusters")) if any(names) else float(len(replies))
+        return Clustering(", ".join(names) or "site", round(G), np.full(estimates, G), "CR1")
+
     def begin(self, local: bool) -> FitProtocol[tuple[StagedSolution, list[Reply]]]:
         """Open the rows, and return the solution before its first stage, and the sites' own effects."""
         session, request = self.session, self.request
-        design, started, alone, _ = yield from open_rows(session, to_json(request), local)
+        groups = (request.clusters,) if any(request.clusters) else ()
+        design, started, alone, shared = yield from open_rows(session, to_json(request), local, groups)
         question, arms = session.agreement.question, add(started, "arms")
         levels = tuple(session.agreement.spec.levels[request.arm])
         equations = request.equations(len(levels))
@@ -207,7 +235,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
                 f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
                 "Weighting alone (ipw) needs none"
             )
-        return StagedSolution(design, levels, equations, chain, arms, theta), alone
+        return StagedSolution(design, levels, equations, chain, arms, theta, shared), alone
 
     def solve(self, solution: StagedSolution, stage: int) -> FitProtocol[LikelihoodSums]:
         """Solve a stage with the estimates of those before, and return the sums at its end."""
@@ -274,8 +302,9 @@ def parameter_names(
     chain: EquationChain, equations: TreatmentEquations, levels: Sequence[LevelValue], columns: Sequence[str]
 ) -> list[str]:
     """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
-    P, Q, _ = equations.groups
+    P, S, Q, _ = equations.groups
     heads = [f"propensity {level}: " for level in levels[1:]][: P.stop]
+    heads += ["target: "][: S.stop - S.start]
     heads += [f"outcome {level}: " for level in levels][: Q.stop - Q.start]
     found = [
         f"{head}{columns[j]}"
@@ -321,6 +350,12 @@ def separated(
             f"the arms of {request.arm!r} are separated: the estimates of {listed} would be infinite, as "
             "where all rows of a level are in one arm. There are no rows to compare with. Leave out the "
             "term, merge its level with another, or leave these rows out"
+        )
+    if stage == MEMBERSHIP:
+        return EstimationError(
+            f"the rows of {request.target!r} are separated from those of other sites: the estimates of "
+            f"{listed} would be infinite. Its rows are like no others in these columns. Leave out the term, "
+            "or merge its level with another"
         )
     return EstimationError(
         f"the outcomes of an arm are separated: the estimates of {listed} would be infinite, as where a "

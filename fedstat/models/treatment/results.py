@@ -20,11 +20,14 @@ from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import WIDTH, Sheet, number, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.results import RowsBasis, rows_estimate
-from fedstat.models.horizontal.site_results import SiteFitsResults
+from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
+from fedstat.models.horizontal.site_results import SiteFitsResults, clusters_line, tests_line
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
+from fedstat.models.treatment.overlap import is_bounded, overlap_notes, weight_frame
 from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first, parameter_names
+from fedstat.models.treatment.steps import weights_of
 from fedstat.typing import Floats
 
 FORMAT = "fedstat treatment results 1"
@@ -44,6 +47,8 @@ POPULATIONS = {
 NOTES = Catalogue(
     info={
         "assumptions": "Causal if no unmeasured column affects both treatment and outcome{correct}.",
+        "transport": "For the rows of {target}, {what} in an arm may depend on the site by the columns of "
+        "the formulas only.",
     },
 )
 CORRECT = {
@@ -184,7 +189,8 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
             cov=R @ fit.means_cov @ R.T,
             converged=fit.converged,
             convergence=problem or f"converged after {len(fit.trace)} evaluations",
-            cov_type="stacked",
+            df=None if fit.clustering is None else fit.clustering.df,
+            cov_type="stacked" if fit.clustering is None else "cluster",
             llf=float("nan"),
             reasons={
                 "llf": "potential means solve estimating equations",
@@ -197,20 +203,26 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     @property
     def population(self) -> str:
         """Rows that the effect is over."""
-        request, levels = self._fit.request, self._fit.levels
-        return (
-            f"rows of {request.target}" if request.target else POPULATIONS[request.estimand].format(*levels)
-        )
+        return population_of(self._fit.request.estimand, self._fit.request.target, self._fit.levels)
 
     @property
     def arms(self) -> pd.DataFrame:
         """Rows and mean outcome of each arm, and its potential mean."""
-        rows, total = self._fit.arms.T
+        sums = self._fit.arms
         index = pd.Index(self._fit.levels, name=self._fit.request.arm)
-        return pd.DataFrame(
-            {"rows": rows.astype(np.int64), "mean": total / rows, "potential_mean": self._fit.means},
-            index=index,
-        )
+        rows, mean = sums[:, 0].astype(np.int64), sums[:, 1] / weights_of(sums)
+        return pd.DataFrame({"rows": rows, "mean": mean, "potential_mean": self._fit.means}, index=index)
+
+    @property
+    def weights(self) -> pd.DataFrame:
+        """Rows of each arm, sum of their weights, and effective number of rows, ``(sum w)^2 / sum w^2``.
+
+        Raises
+        ------
+        NotAvailableError
+            Standardization has no weights.
+        """
+        return weight_frame(self._fit.request.arm, self._fit.levels, self._fit.arms[:, 0], self._fit.spread)
 
     @property
     def equations(self) -> pd.DataFrame:
@@ -225,7 +237,7 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
             raise ModelError(f"{call}: times: this model predicts no survival; leave the argument out")
         fit, estimate = self._fit, self.estimate
         over = f"Averages over {self.population}"
-        return ArmMeans(fit.request.arm, fit.levels, estimate.params, self._cov(), over)
+        return ArmMeans(fit.request.arm, fit.levels, estimate.params, self._cov(), over, df=self._df)
 
     def _effect_words(self) -> tuple[str, str, str]:
         return "difference of potential means", "exponential", "Exponentials"
@@ -273,8 +285,11 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         ("Estimand", "_estimand_line", ""),
         ("Method", "_method_line", ""),
         ("Outcome Model", "_outcome_line", ""),
+        ("Propensity Link", "_link_line", ""),
+        weight_line("Sampling Weights", "var_weights"),
         ("No. Observations", "nobs", ",d"),
-        ("Covariance Type", "_covariance_words", ""),
+        ("Covariance Type", "", clusters_line),
+        ("Tests", "", tests_line),
         ("Converged", "converged", yes_or_no),
     )
 
@@ -289,6 +304,10 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     @property
     def _outcome_line(self) -> str:
         return str(self._fit.distribution.name) if self._fit.equations.models else ""
+
+    @property
+    def _link_line(self) -> str:
+        return self._fit.request.link if self._fit.equations.propensity != "logit" else ""
 
     def _title(self) -> str:
         return f"{self.model_name} by {METHOD_WORDS[self._fit.request.method]}"
@@ -315,7 +334,17 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
+        fit, est = self._fit, self.estimate
+        yield from overlap_notes(
+            fit.levels, fit.arms[:, 0], fit.spread, is_bounded(fit.request.estimand, fit.request.target)
+        )
+        if fit.clustering is not None:
+            yield from fit.clustering.notes(est.names, est.terms, None)
+            for shared in fit.shared:
+                yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
         yield from self._left_out_note()
+        if fit.request.target:
+            yield NOTES.note("transport", what="the outcome", target=fit.request.target)
         yield NOTES.note("assumptions", correct=CORRECT[self._fit.request.method])
         yield from self._own_fits_note()
         yield from self._difference_note()
@@ -406,6 +435,11 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         return NotAvailableError(
             f"{call}: {why}; potential means are predictions of the levels of {self._fit.request.arm!r}"
         )
+
+
+def population_of(estimand: str, target: str, levels: Sequence[LevelValue]) -> str:
+    """Describe the rows that an effect is over."""
+    return f"rows of {target}" if target else POPULATIONS[estimand].format(*levels)
 
 
 def e_value(ratios: Floats) -> Floats:

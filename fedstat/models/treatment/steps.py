@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import expit
+from scipy.special import expit, ndtri
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
@@ -20,7 +20,6 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import control
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.stacked import EquationChain, sandwich
-from fedstat.kernels.categories import BASELINE, probabilities
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.treatment import (
     ALL,
@@ -32,17 +31,25 @@ from fedstat.kernels.treatment import (
     METHODS,
     OUTCOME,
     PROPENSITY,
+    PROPENSITY_LINKS,
     Residuals,
     TreatmentEquations,
+    arm_probabilities,
 )
-from fedstat.models.horizontal.rows import glm_rows, require_response, summed
+from fedstat.models.horizontal.rows import SUMS, glm_rows, require_response, summed
 from fedstat.models.rows.newton import maximize_own
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums, own_part
 from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_at
+from fedstat.models.treatment.overlap import spread_of
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "treatment"
 EMPTY_ARM, NO_OUTCOME = "an arm has no rows, or one outcome alone", "no outcome was read"
+OF_TARGET = ("standardization", "ipw_ra")
+"""Methods whose means are over the rows of a target alone, to which no other site adds."""
+BY_SITE = ("",)
+"""In place of columns of clusters: each site is one."""
+CLUSTERS = summed("number of clusters", 0, optional=True, behind=(*SUMS, facts.ClusterProducts))
 BLOCK = 8192
 CUTS_KEY = "cuts by probabilities of arms"
 """Name under which the rows on either side of a cut are remembered."""
@@ -54,10 +61,10 @@ distribution_of = lru_cache(maxsize=64)(DistributionSpec.from_json)
 
 @dataclass(frozen=True, slots=True)
 class TreatmentRequest:
-    """The estimator: column of the treatment, terms of both models, distribution in JSON, and choices.
+    """The estimator: column of the treatment, terms of all models, distribution in JSON, and choices.
 
-    `outcome` and `propensity` are places of terms among those of the question. Standardized means are over
-    the rows of the site `target`, and without one over all rows.
+    `outcome`, `propensity` and `membership` are places of terms among those of the question. The population
+    is the rows of the site `target`, and without one those of all sites. `clusters` are columns.
     """
 
     arm: str
@@ -68,6 +75,9 @@ class TreatmentRequest:
     estimand: str
     trim: float = 0.0
     target: str = ""
+    membership: tuple[int, ...] = ()
+    link: str = "logit"
+    clusters: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse unknown choices."""
@@ -75,10 +85,13 @@ class TreatmentRequest:
             self.method not in (*METHODS, BALANCE)
             or self.estimand not in ESTIMANDS
             or not 0.0 <= self.trim < 0.5
+            or self.link not in PROPENSITY_LINKS
         ):
-            raise MessageError("treatment: unknown method or estimand, or a bound that is not below 0.5")
-        if self.target and (self.method, self.estimand) != ("standardization", "ATE"):
-            raise MessageError("treatment: the rows of one site are the population of standardization only")
+            raise MessageError(
+                "treatment: unknown method, estimand or link, or a bound that is not below 0.5"
+            )
+        if self.target and (self.estimand != "ATE" or self.trim):
+            raise MessageError("treatment: the rows of one site are a population by themselves")
         if self.spec.link not in LINKS or not self.spec.canonical:
             raise MessageError(f"family: expected one with its canonical link {', '.join(LINKS)}")
 
@@ -89,7 +102,8 @@ class TreatmentRequest:
 
     def equations(self, arms: int) -> TreatmentEquations:
         """Return the equations for a number of arms."""
-        return TreatmentEquations(arms, self.method, self.estimand, self.spec.link, self.trim)
+        choices = self.spec.link, self.trim, self.link, bool(self.target)
+        return TreatmentEquations(arms, self.method, self.estimand, *choices)
 
     def chain(self, arms: int, terms: Sequence[str], term_names: Sequence[str]) -> EquationChain:
         """Return the columns of every equation; `term_names` are terms of the columns after the constant."""
@@ -98,7 +112,8 @@ class TreatmentRequest:
             named = {terms[place] for place in places}
             return np.array([0, *(1 + j for j, name in enumerate(term_names) if name in named)])
 
-        blocks = (columns(self.propensity), columns(self.outcome), np.zeros(1, dtype=np.int64))
+        models = (self.propensity, self.membership, self.outcome)
+        blocks = (*map(columns, models), np.zeros(1, dtype=np.int64))
         groups = self.equations(arms).groups
         return EquationChain(
             [
@@ -110,24 +125,33 @@ class TreatmentRequest:
 
 
 class ArmRows(NamedTuple):
-    """Columns of some rows (m, p), the arm (m,) and the outcome (m,) of each."""
+    """Columns of some rows (m, p); arm, outcome, weight and offset of the outcome of each, (m,)."""
 
     X: Floats
     arm: Ints
     y: Floats
+    weight: Floats
+    offset: Floats
 
 
 def first_parameters(
     arms: Floats, chain: EquationChain, equations: TreatmentEquations, distribution: DistributionSpec
 ) -> Floats:
-    """Parameters (q,) with the shares of the arms and their mean outcomes, from sums `arms` (J, 2)."""
-    theta, (P, Q, _) = np.zeros(chain.size), equations.groups
-    first = np.array([place.start for place in chain.places])
+    """Parameters (q,) with the shares of the arms and their mean outcomes, from sums `arms` (J, 2 or 3)."""
+    theta, (P, _, Q, _) = np.zeros(chain.size), equations.groups
+    first, weight = np.array([place.start for place in chain.places]), weights_of(arms)
     with np.errstate(divide="ignore", invalid="ignore"):
-        theta[first[P]] = np.log(arms[1:, 0] / arms[0, 0])[: P.stop]
+        odds = weight[1:] / weight[0]
+        start = np.log(odds) if equations.propensity == "logit" else ndtri(odds / (1.0 + odds))
+        theta[first[P]] = start[: P.stop]
         link = LINKS[distribution.link].link
-        theta[first[Q]] = link(arms[:, 1] / arms[:, 0])[: Q.stop - Q.start]
+        theta[first[Q]] = link(arms[:, 1] / weight)[: Q.stop - Q.start]
     return theta
+
+
+def weights_of(arms: Floats) -> Floats:
+    """Return the weights of the arms (J,) from their sums (J, 2 or 3), which are rows if there are none."""
+    return np.asarray(arms[:, 2 if arms.shape[1] > 2 else 0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +161,9 @@ class SiteTreatment(PredictorObjective):
     family = FAMILY
     request_type = TreatmentRequest
     requests = control("treatment, terms of both models, distribution, estimator", common=True)
-    starts: ClassVar = {"arms": summed("rows, and sums of the outcome, by arm", 2, behind=OPEN_ROWS)}
+    starts: ClassVar = {
+        "arms": summed("rows, sums of the outcome, and of sampling weights, by arm", 2, behind=OPEN_ROWS)
+    }
     own_fit: ClassVar = {
         "beta": own_part("potential means"),
         "cov": own_part("their covariance", 2),
@@ -157,15 +183,16 @@ class SiteTreatment(PredictorObjective):
     def begin(
         cls, data: SiteData, state: State, request: TreatmentRequest
     ) -> tuple[SiteTreatment, dict[str, Array]]:
-        """Check the rows, and count the arms: ``arms`` (J, 2)."""
+        """Check the rows, and count the arms: ``arms`` (J, 2), or (J, 3) with weights."""
         opened = rows_of(state)
         question, levels = opened.question, tuple(opened.spec.levels.get(request.arm, ()))
-        places = (*request.outcome, *request.propensity)
+        places = (*request.outcome, *request.propensity, *request.membership)
         if (
             len(levels) < 2
+            or (request.link == "probit" and len(levels) > 2)
             or not question.intercept
-            or question.weights
-            or question.offsets
+            or not set(question.weights) <= {"var_weights", "exposure"}
+            or not set(request.clusters) <= {*question.labels, *BY_SITE}
             or bool(question.response) != (request.method != BALANCE)
             or not all(0 <= place < len(question.terms) for place in places)
         ):
@@ -179,8 +206,8 @@ class SiteTreatment(PredictorObjective):
     @property
     def variant(self) -> object:
         """The estimator."""
-        request = self.request
-        return [request.method, request.estimand, request.trim, request.propensity, request.target]
+        one = self.request
+        return [one.method, one.estimand, one.trim, one.propensity, one.target, one.membership, one.link]
 
     @property
     def equations(self) -> TreatmentEquations:
@@ -197,6 +224,11 @@ class SiteTreatment(PredictorObjective):
         """Matrices from parameters to the coefficients of each predictor."""
         return self.chain.matrices(len(self.opened.scale))
 
+    @property
+    def sampled(self) -> bool:
+        """Whether rows have sampling weights."""
+        return "var_weights" in self.opened.question.weights
+
     def at(self, stage: int) -> SiteTreatment:
         """Return the rows at a stage."""
         return replace(self, stage=stage)
@@ -209,36 +241,49 @@ class SiteTreatment(PredictorObjective):
                 pd.Index(rows.frame[self.request.arm].to_numpy(dtype=object), dtype=object)
             )
             y = rows.y if self.opened.question.response else np.zeros(len(X))
+            weight = rows.weights.get("var_weights", np.ones(len(X)))
+            offset = np.zeros(len(X)) if rows.offset is None else rows.offset
             # In parts, since derivatives by pairs of predictors are held for all rows of one.
             for start in range(0, len(X), BLOCK):
                 part = slice(start, start + BLOCK)
-                yield ArmRows(X[part], np.asarray(arm[part], dtype=np.int64), y[part])
+                values = (y[part], weight[part], offset[part])
+                yield ArmRows(X[part], np.asarray(arm[part], dtype=np.int64), *values)
 
     @property
     def arms(self) -> Floats:
-        """Rows, and sums of the outcome, by arm, (J, 2)."""
-        found, J = np.zeros((len(self.levels), 2)), len(self.levels)
-        for _, arm, y in self.chunks():
-            found += np.column_stack([np.bincount(arm, one, J) for one in (None, y)])
-        return found
+        """Rows, sums of the outcome, and of weights if there are any, by arm, (J, 2 or 3)."""
+        found, J = np.zeros((3, len(self.levels))), len(self.levels)
+        for _, arm, y, w, _ in self.chunks():
+            found += [np.bincount(arm, one, J) for one in (None, w * y, w)]
+        return found[: 3 if self.sampled else 2].T
 
     def products_by_arm(self) -> Iterator[facts.SummedProducts | facts.OutcomeCounts]:
         """Facts on the products of columns and outcome over the rows of each arm, which models sum."""
         whole = next(self.opened.products())
-        arm, y = (np.concatenate([rows[place] for rows in self.chunks()]) for place in (1, 2))
+        arm, y, w = (np.concatenate([rows[place] for rows in self.chunks()]) for place in (1, 2, 3))
         for j, level in enumerate(self.levels):
             inside = arm == j
             names = [f"{name} (of {level})" for name in whole.names]
-            yield replace(whole, names=names, rows=None, weights=inside.astype(np.float64))
+            yield replace(whole, names=names, rows=None, weights=inside * w)
             if self.request.spec.name == "Binomial" and self.opened.question.response:
                 counts = (int((inside & (y == 0.0)).sum()), int((inside & (y == 1.0)).sum()))
                 yield facts.OutcomeCounts(counts, f"{self.opened.question.response} of {level}")
 
     def residuals_of(self, rows: ArmRows, own: Floats) -> Residuals:
         """Return log-likelihoods, residuals and derivatives of rows at the site's own parameters."""
+        member = self.request.target == self.data.name
+        found = self.equations.residuals(self.predictors(rows, own), rows.arm, rows.y, self.stage, member)
+        if not self.sampled:
+            return found
+        loglik, g, H = found
+        w = rows.weight
+        return w * loglik, w[:, None] * g, w[:, None, None] * H
+
+    def predictors(self, rows: ArmRows, own: Floats) -> Floats:
+        """Return the linear predictors of rows (m, L); those of the outcome have its offset."""
         eta = self.chain.predictors(rows.X, own)
-        counts = self.request.target in ("", self.data.name)
-        return self.equations.residuals(eta, rows.arm, rows.y, self.stage, counts)
+        eta[:, self.equations.groups[OUTCOME]] += rows.offset[:, None]
+        return eta
 
     def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
         """Yield columns, log-likelihoods, residuals, and their derivatives by the predictors."""
@@ -260,27 +305,24 @@ class SiteTreatment(PredictorObjective):
 
         Score and weights are then sums over the rows on one side of a cut.
         """
-        (P, Q, _), J = self.equations.groups, len(self.levels)
-        errors, mass = np.zeros(2), np.zeros((2, J))
-        for X, arm, _ in self.chunks():
-            eta = self.chain.predictors(X, own)
+        (P, S, Q, _), J = self.equations.groups, len(self.levels)
+        errors, mass = np.zeros(3), np.zeros((3, J))
+        for rows in self.chunks():
+            eta = self.predictors(rows, own)
             if self.equations.weighs:
-                E = probabilities(eta[:, P], BASELINE)
+                E = arm_probabilities(eta[:, P], self.request.link)
                 errors[0] += (1.0 - (E**2).sum(axis=1)).sum()
                 mass[0] += E.sum(axis=0)
             if self.equations.models and self.request.spec.name == "Binomial":
-                m = expit(eta[:, Q])[np.arange(len(arm)), arm]
-                errors[1] += (2.0 * m * (1.0 - m)).sum()
-                mass[1, :2] += m.sum(), (1.0 - m).sum()
+                add_errors(errors, mass, 1, expit(eta[:, Q])[np.arange(len(eta)), rows.arm])
+            if S.stop > S.start:
+                add_errors(errors, mass, 2, expit(eta[:, S.start]))
         rest = mass.sum(axis=1) - mass.max(axis=1)
         return bool((errors < FLAT * rest).any())
 
     def cuts(self, own: Floats) -> Iterator[facts.RowGroups]:
         """Facts on the rows on either side of a cut by the probabilities, if weights jump there."""
-        P = self.equations.groups[0]
-        found = [
-            self.equations.cut(self.chain.predictors(X, own)[:, P], self.stage) for X, _, _ in self.chunks()
-        ]
+        found = [self.equations.cut(self.predictors(rows, own), self.stage) for rows in self.chunks()]
         if code := [one for one in found if one is not None]:
             yield facts.RowGroups(CUTS_KEY, np.concatenate(code), self.opened.places, of_models=True)
 
@@ -288,7 +330,7 @@ class SiteTreatment(PredictorObjective):
         self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None
     ) -> tuple[Any, ...]:
         """Declare the weights of rows in sums at a point, rows on either side of a cut, and who adds rows."""
-        alone = self.request.target and self.stage in (MEANS, ALL)
+        alone = self.request.target and self.request.method in OF_TARGET and self.stage in (MEANS, ALL)
         sites = [facts.SampledSites((self.request.target,))] if alone else []
         return *PredictorObjective.facts_at(self, own, sums, instead), *self.cuts(own), *sites
 
@@ -321,7 +363,7 @@ class SiteTreatment(PredictorObjective):
                 start = sign * zero[place][at][:, None]
                 slope = sign * one[place][at][:, None] - start
                 yield name, j, k, start, None
-                if j >= self.equations.groups[0].stop:  # the propensity model has no outcome
+                if j >= self.equations.weighing.stop:  # models of weights have no outcome
                     yield name, j, k, slope, rows.y
 
     def vectors(self, own: Floats) -> Floats:
@@ -352,21 +394,33 @@ class SiteTreatment(PredictorObjective):
             return NO_OUTCOME
         return EMPTY_ARM if (self.arms[:, 0] == 0.0).any() or not np.isfinite(self.first).all() else ""
 
+    def by_cluster(self, state: State, scores: Floats) -> tuple[Floats, dict[str, Array]]:
+        """Sum scores of rows (n, q) by cluster, and declare it; with the number of ``clusters``."""
+        if self.clusters == BY_SITE:
+            return scores.sum(axis=0, keepdims=True), {}
+        code = self.codes(self.clusters)
+        state.report(facts.ClusterProducts(self.shared_columns(code), self.clusters))
+        count = int(code.max()) + 1
+        found = np.array([np.bincount(code, column, count) for column in scores.T]).T
+        return found, {"clusters": np.array(float(count))}
+
     # -- balance ---------------------------------------------------------------------------------
 
     def arm_weights(self, rows: ArmRows, own: Floats) -> Floats:
-        """Return the weights of rows in each arm, (m, 2 J): ones, and those of the estimand."""
-        eta = self.chain.predictors(rows.X, own)
-        inside = (rows.arm[:, None] == np.arange(len(self.levels))).astype(np.float64)
-        w = self.equations.weights(eta, rows.arm)[0]
+        """Return the weights of rows in each arm, (m, 2 J): of sampling, and with those of the estimand."""
+        inside = (rows.arm[:, None] == np.arange(len(self.levels))) * rows.weight[:, None]
+        w = self.equations.weights(self.predictors(rows, own), rows.arm)[0]
         return np.column_stack([inside, inside * w[:, None]])
 
     def probability_counts(self, own: Floats) -> Floats:
         """Count rows by arm, and by interval of the probability of each arm but the first, (J - 1, J, B)."""
         J, least = len(self.levels), self.data.policy.min_level_count
-        parts = [(self.chain.predictors(rows.X, own), rows.arm) for rows in self.chunks()]
+        parts, P = (
+            [(self.predictors(rows, own), rows.arm) for rows in self.chunks()],
+            self.equations.groups[0],
+        )
         arm = np.concatenate([one for _, one in parts])
-        E = probabilities(np.concatenate([eta for eta, _ in parts]), BASELINE)
+        E = arm_probabilities(np.concatenate([eta for eta, _ in parts])[:, P], self.request.link)
         out = np.zeros((J - 1, J, BINS))
         for j in range(1, J):
             cell = np.minimum((block_means(arm, E[:, j], least) * BINS).astype(np.int64), BINS - 1)
@@ -387,18 +441,14 @@ class SiteTreatment(PredictorObjective):
         J = len(self.levels)
         return {"beta": (J,), "cov": (J, J)}
 
-    def stage_mask(self, stage: int) -> Bools:
-        """Parameters of a stage."""
-        return parameters_of(self.chain, self.equations, stage)
-
     def fit_own(self) -> tuple[dict[str, Array], str]:
         """Solve the equations of the site's rows: ``beta`` (J,) and ``cov`` (J, J), zero without a fit."""
         arrays: dict[str, Array] = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
         # The site's own effect is that in its own rows.
         here = replace(self, request=replace(self.request, target=""))
-        own, problem, known = self.first, self.lacks(), self.known
-        for stage in self.equations.stages:
-            part, site = known & self.stage_mask(stage), here.at(stage)
+        own, problem, known = here.first, here.lacks(), here.known
+        for stage in here.equations.stages:
+            part, site = known & parameters_of(here.chain, here.equations, stage), here.at(stage)
             inside = np.ix_(part, part)
 
             def at(
@@ -414,7 +464,7 @@ class SiteTreatment(PredictorObjective):
                 own[part] = found
         if problem:
             return arrays, problem
-        chain, A, B = self.chain, np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
+        chain, A, B = here.chain, np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
         for X, _, g, H in here.at(ALL).rows_at(own):
             A, B = A + chain.derivative(X, H), B + chain.products(X, g)
         try:
@@ -423,6 +473,12 @@ class SiteTreatment(PredictorObjective):
             return arrays, self.unbounded
         J = len(self.levels)
         return {"beta": own[-J:], "cov": V[-J:, -J:]}, ""
+
+
+def add_errors(errors: Floats, mass: Floats, place: int, p: Floats) -> None:
+    """Add errors of prediction and expected numbers of two outcomes at probabilities (m,)."""
+    errors[place] += (2.0 * p * (1.0 - p)).sum()
+    mass[place, :2] += p.sum(), (1.0 - p).sum()
 
 
 def parameters_of(chain: EquationChain, equations: TreatmentEquations, stage: int) -> Bools:
@@ -463,8 +519,9 @@ class TreatmentBlock(facts.RowBlock):
 
     def every(self, first: int, step: int) -> TreatmentBlock:
         """Return every n-th row, from the first on."""
-        X, arm, y = self.rows
-        return replace(self, rows=ArmRows(X[first::step], arm[first::step], y[first::step]))
+        X, arm, y, weight, offset = self.rows
+        values = (one[first::step] for one in (y, weight, offset))
+        return replace(self, rows=ArmRows(X[first::step], arm[first::step], *values))
 
 
 enter_start(SiteTreatment)
@@ -479,12 +536,12 @@ enter_start(SiteTreatment)
 def sum_scores(
     data: SiteData, state: State, stage: Array, shift: Floats, scale: Floats, beta: Floats
 ) -> dict[str, Array]:
-    """Sum the equations of a stage over the rows: the propensity model, outcome models, means, or all.
+    """Sum the equations of a stage over the rows: models of weights, outcome models, means, or all.
 
     Released are ``score`` (q,), ``information`` (q, q), minus the derivative of the score, and ``loglik``.
     ``spread`` is false, and all else zero, if few rows have nearly all weight at these parameters.
     """
-    if int(stage) not in (PROPENSITY, OUTCOME, MEANS, ALL):
+    if not PROPENSITY <= int(stage) <= ALL:
         raise MessageError(f"{data.name}: there is no stage {int(stage)} of the chain")
     site = rows_in(state, SiteTreatment).at(int(stage))
     return scores_at(state, site, site.place(shift, scale, beta))
@@ -494,18 +551,35 @@ def sum_scores(
     FAMILY,
     "sum_scores",
     takes=STANDARDIZED,
-    releases={"products": summed("outer products of the estimating functions of rows", 2)},
+    releases={
+        "products": summed("outer products of the estimating functions of rows or clusters", 2),
+        "clusters": CLUSTERS,
+        "spread": summed("sums of weights, their squares and fourth powers, by arm", 2, optional=True),
+    },
 )
 def sum_products(
     data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats
 ) -> dict[str, Array]:
-    """Sum outer products of the estimating functions of the rows, ``products`` (q, q)."""
+    """Sum outer products of the estimating functions of rows, or of clusters: ``products`` (q, q).
+
+    Released are also the number of ``clusters``, and the ``spread`` (J, 3) of weights.
+    """
     site = rows_in(state, SiteTreatment).at(ALL)
     own, C = site.place(shift, scale, beta)
     unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=lambda: site.is_flat(own))
     state.report(*site.facts_at(own, unsummed), *site.products_at(own))
-    total = np.sum([site.chain.products(X, g) for X, _, g, _ in site.rows_at(own)], axis=0)
-    return {"products": C.T @ total @ C}
+    arrays: dict[str, Array] = {}
+    if site.request.clusters:
+        scores, arrays = site.by_cluster(state, site.row_scores(own))
+        total = scores.T @ scores
+    else:
+        total = np.sum([site.chain.products(X, g) for X, _, g, _ in site.rows_at(own)], axis=0)
+    if site.equations.weighs:
+        blocks = [BalanceBlock(site, rows) for rows in site.chunks()]
+        point = report_arms(state, site, own, blocks)
+        total_of = np.sum([spread_of(block.vectors((point,))) for block in blocks], axis=0)
+        arrays["spread"] = total_of[len(site.levels) :, 1:]
+    return arrays | {"products": C.T @ total @ C}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -522,11 +596,26 @@ class BalanceBlock(TreatmentBlock):
     def terms(self, point: Any) -> list[facts.RowTerms]:
         """Terms of moments of columns, and of squares of weights."""
         W = self.vectors((point,))
-        return [facts.RowTerms(self.rows.X, W, self.rows.X), facts.alone(np.ones((len(W), 1)), W**2)]
+        return [
+            facts.RowTerms(self.rows.X, W, self.rows.X),
+            facts.alone(np.ones((len(W), 1)), np.hstack([W**2, W**4])),
+        ]
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Return the weights of the arms at points, (m, J k)."""
         return np.column_stack([self.site.arm_weights(self.rows, np.frombuffer(own)) for own, _ in points])
+
+
+def report_arms(
+    state: State, site: SiteTreatment, own: Floats, blocks: Sequence[BalanceBlock]
+) -> tuple[bytes, str]:
+    """Report the weights of the arms at a point, and return the point of the blocks."""
+    point = (own.tobytes(), BALANCE)
+    state.report(
+        facts.WorkingWeights(lambda: np.concatenate([one.vectors((point,)) for one in blocks]).T),
+        facts.ScoreAndInformation(site.opened, site.n, point, lambda: iter(blocks), among=site.opened.places),
+    )
+    return point
 
 
 @step(
@@ -534,7 +623,7 @@ class BalanceBlock(TreatmentBlock):
     "sum_scores",
     takes={**STANDARDIZED, "overlap": control("whether to count probabilities", 0)},
     releases={
-        "weights": summed("rows with weight, sums of weights and of their squares, by arm", 3),
+        "weights": summed("rows with weight, sums of weights, their squares and fourth powers, by arm", 3),
         "moments": summed("weighted sums of standardized columns and of their squares, by arm", 4),
         "counts": summed("rows by arm, and by interval of the probability of each arm", 3, optional=True),
     },
@@ -544,7 +633,7 @@ def sum_balance(
 ) -> dict[str, Array]:
     """Compare the columns of the arms, without weights and with those of the estimand.
 
-    Released are ``weights`` (2, J, 3); ``moments`` (2, J, 2, k), of columns standardized over all sites; and
+    Released are ``weights`` (2, J, 4); ``moments`` (2, J, 2, k), of columns standardized over all sites; and
     ``counts`` (J - 1, J, B). For the counts, each site replaces the probabilities of every few successive
     rows of an arm by their mean, so that no interval has few rows.
     """
@@ -553,22 +642,16 @@ def sum_balance(
         raise MessageError(f"{data.name}: the model opened an outcome; balance is examined before")
     own = site.place(shift, scale, beta).own
     blocks = [BalanceBlock(site, rows) for rows in site.chunks()]
-    point = (own.tobytes(), BALANCE)
-    state.report(
-        facts.WorkingWeights(lambda: np.concatenate([one.vectors((point,)) for one in blocks]).T),
-        facts.ScoreAndInformation(site.opened, site.n, point, lambda: iter(blocks), among=site.opened.places),
-        *site.cuts(own),
-    )
+    point = report_arms(state, site, own, blocks)
+    state.report(*site.cuts(own))
     J, columns = len(site.levels), site.chain.columns[0][1:]
-    weights, moments = np.zeros((2, J, 3)), np.zeros((2, J, 2, len(columns)))
+    weights, moments = np.zeros((2, J, 4)), np.zeros((2, J, 2, len(columns)))
     T = site.opened.scale[columns] / scale[columns]
     moved = (site.opened.shift - shift)[columns] / scale[columns]
     for block in blocks:
         W = block.vectors((point,))
         D = block.rows.X[:, columns] * T + moved
-        weights += np.stack([(W > 0.0).sum(axis=0), W.sum(axis=0), (W**2).sum(axis=0)], axis=1).reshape(
-            2, J, 3
-        )
+        weights += spread_of(W).reshape(2, J, 4)
         moments += np.stack([W.T @ D, W.T @ D**2], axis=1).reshape(2, J, 2, -1)
     arrays = {"weights": weights, "moments": moments}
     if overlap:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
+from scipy import stats
 from scipy.special import expit, softmax
 from statsmodels.treatment.tests import test_teffects as stata
 from statsmodels.treatment.treatment_effects import TreatmentEffect
@@ -40,16 +41,33 @@ def model(formula="y ~ a + b", treatment="t ~ a + b", table=TABLE, **given):
 
 
 def pooled(
-    outcome="y", arm="t", x=("a", "b"), z=("a", "b"), method="aipw", estimand="ATE", trim=0.0, Z=None, of=1.0
+    outcome="y",
+    arm="t",
+    x=("a", "b"),
+    z=("a", "b"),
+    method="aipw",
+    estimand="ATE",
+    trim=0.0,
+    Z=None,
+    target=None,
+    weights=1.0,
+    groups=None,
+    offset=0.0,
+    probit=False,
 ):
-    """Solve the equations with derivatives by differences: potential means and their covariance."""
+    """Solve the equations with derivatives by differences: potential means and their covariance.
+
+    `target` marks rows whose population the means are of, `groups` are numbers of clusters.
+    """
     levels, code = np.unique(TABLE[arm], return_inverse=True)
     X = np.column_stack([np.ones(N), TABLE[list(x)]])
     Z = np.column_stack([np.ones(N), TABLE[list(z)]]) if Z is None else Z
     y, J, T = TABLE[outcome].to_numpy(float), len(levels), np.eye(len(levels))[code]
-    mean, s_ = {"y": lambda u: u, "e": expit, "k": np.exp}[outcome], of
+    mean = {"y": lambda u: u, "e": expit, "k": np.exp}[outcome]
     k, p = Z.shape[1], X.shape[1]
+    S = np.column_stack([np.ones(N), TABLE[list(z)]])
     weighs = method != "standardization" or estimand in ("ATO", "matching") or trim
+    member = target is not None and weighs
     models = method != "ipw"
 
     def psi(theta):
@@ -58,8 +76,16 @@ def pooled(
         if weighs:
             G = theta[: k * (J - 1)].reshape(J - 1, k)
             E = softmax(np.column_stack([np.zeros(N), Z @ G.T]), axis=1)
-            out += [(T[:, j] - E[:, j])[:, None] * Z for j in range(1, J)]
+            factor = 1.0
+            if probit:
+                e = stats.norm.cdf(Z @ G[0])
+                E, factor = np.column_stack([1.0 - e, e]), stats.norm.pdf(Z @ G[0]) / (e * (1.0 - e))
+            out += [((T[:, j] - E[:, j]) * factor)[:, None] * Z for j in range(1, J)]
             at = k * (J - 1)
+        if member:
+            there = expit(S @ theta[at : at + S.shape[1]])
+            out.append((target - there)[:, None] * S)
+            at += S.shape[1]
         h = {
             "ATE": lambda: np.ones(N),
             "ATT": lambda: E[:, 1],
@@ -68,12 +94,14 @@ def pooled(
             "matching": lambda: E.min(axis=1),
         }[estimand]()
         keep = (E.min(axis=1) >= trim) if trim else np.ones(N)
-        s = {"ATT": T[:, 1], "ATC": T[:, 0]}.get(estimand, h) * keep * s_
+        s = {"ATT": T[:, 1], "ATC": T[:, 0]}.get(estimand, h) * keep
+        if target is not None:
+            s, h = target, there if member else h
         W = T * (h * keep)[:, None] / E if weighs else T
         mu = theta[-J:]
         for j in range(J):
             if models:
-                m = mean(X @ theta[at : at + p])
+                m = mean(X @ theta[at : at + p] + offset)
                 at += p
                 w = W[:, j] if method == "ipw_ra" else T[:, j]
                 out.append((w * (y - m))[:, None] * X)
@@ -81,18 +109,21 @@ def pooled(
             else:
                 out_j = W[:, j] * (y - mu[j])
             means[j] = out_j
-        return np.column_stack([*out, *means])
+        return np.column_stack([*out, *means]) * np.reshape(weights, (-1, 1))
 
     means = [None] * J
-    theta = np.zeros(k * (J - 1) * bool(weighs) + p * J * models + J)
+    theta = np.zeros(k * (J - 1) * bool(weighs) + S.shape[1] * bool(member) + p * J * models + J)
     for _ in range(60):
         g = psi(theta).sum(axis=0)
         step = np.linalg.solve(derivative(psi, theta), g)
         theta = theta - step
         if np.abs(step).max() < 1e-11:
             break
-    A, S = derivative(psi, theta), psi(theta)
-    V = np.linalg.inv(A) @ (S.T @ S) @ np.linalg.inv(A).T
+    A, rows = derivative(psi, theta), psi(theta)
+    if groups is not None:
+        G = groups.max() + 1
+        rows = np.array([np.bincount(groups, column) for column in rows.T]).T * (G / (G - 1.0)) ** 0.5
+    V = np.linalg.inv(A) @ (rows.T @ rows) @ np.linalg.inv(A).T
     return theta[-J:], V[-J:, -J:]
 
 
@@ -188,18 +219,126 @@ def test_rows_with_rare_arms_are_left_out(trim):
         assert_is(model(trim=trim).fit(method, local=False), pooled(method=method, trim=trim))
 
 
-def test_the_rows_of_one_site_are_the_population():
-    fit = model(target="B").fit("standardization", masked=False)
-    assert_is(fit, pooled(method="standardization", of=(TABLE["site"] == "B").to_numpy(float)))
+IN_B = (TABLE["site"] == "B").to_numpy(float)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rows_of_one_site_are_the_population(method):
+    masked = False if method in ("standardization", "ipw_ra") else None
+    fit = model(target="B").fit(method, masked=masked)
+    assert_is(fit, pooled(method=method, target=IN_B))
     assert fit.population == "rows of B" and "rows of B" in fit.summary().as_text()
-    own = model().fit("standardization").site_estimates
+    own = model().fit(method).site_estimates
     assert_allclose(fit.site_estimates, own, rtol=1e-9)
-    with pytest.raises(ModelError, match=r"no mask hides them; use method='standardization', masked=False"):
-        model(target="B").fit("standardization")
+
+
+def test_transport_weights_of_several_arms_and_sites_propensities():
+    fit = model("y ~ a", "arm ~ a + b", target="C").fit()
+    assert_is(fit, pooled(arm="arm", x=("a",), target=(TABLE["site"] == "C").to_numpy(float)))
+    Z = np.column_stack([np.ones(N), TABLE[["a", "b"]], pd.get_dummies(TABLE["site"]).to_numpy(float)[:, 1:]])
+    assert_is(model(target="B", propensity="intercepts").fit("ipw"), pooled(method="ipw", target=IN_B, Z=Z))
+
+
+def test_weights_to_a_site_balance_its_columns():
+    """Weighted arms have about the means of the target, which those of all sites have not."""
+    table = TABLE.assign(site=np.where(RNG.random(N) < expit(TABLE["a"]), "B", TABLE["site"]))
+    balance = model("y ~ 1", table=table, target="B").balance()
+    means = balance.tidy().set_index("term")[["mean", "mean_first"]].loc["a"]
+    assert_allclose(means, table.loc[table["site"] == "B", "a"].mean(), atol=0.1)
+    assert abs(table["a"].mean() - means.mean()) > 0.15
+
+
+def test_what_a_target_does_not_go_with_is_refused():
+    for method in ("standardization", "ipw_ra"):
+        with pytest.raises(ModelError, match=r"which no mask hides\. Use method='aipw'"):
+            model(target="B").fit(method)
     with pytest.raises(ModelError, match="target: expected one of"):
         model(target="D")
     with pytest.raises(ModelError, match="a population by themselves"):
         model(target="B", estimand="ATO")
+    apart = TABLE.assign(a=TABLE["a"] + 20.0 * IN_B)
+    with pytest.raises(EstimationError, match=r"rows of 'B' are separated.*'target: a'"):
+        model("y ~ 1", "t ~ a", table=apart, target="B").fit("ipw")
+
+
+# ---- sampling weights, offsets, clusters, probit -------------------------------------------------------
+
+TABLE["w"] = RNG.uniform(0.5, 2.0, N)
+TABLE["days"] = RNG.uniform(1.0, 3.0, N)
+TABLE["ward"] = RNG.integers(0, 40, N)
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("ipw", {}),
+        ("aipw", {"estimand": "ATT"}),
+        ("ipw_ra", {}),
+        ("standardization", {}),
+        ("aipw", {"target": "B"}),
+    ],
+)
+def test_sampling_weights_are_those_of_the_pooled_equations(method, given):
+    fit = model(weights="w", **given).fit(method)
+    expected = given | ({"target": IN_B} if "target" in given else {})
+    assert_is(fit, pooled(method=method, weights=TABLE["w"].to_numpy(), **expected))
+    by_arm = TABLE.assign(wy=TABLE["w"] * TABLE["y"]).groupby("t")[["w", "wy"]].sum()
+    assert_allclose(fit.arms["mean"], by_arm["wy"] / by_arm["w"])
+    assert fit.arms["rows"].tolist() == TABLE["t"].value_counts().sort_index().tolist()
+    assert "w" in fit.summary().as_text()
+
+
+def test_sampling_weights_are_those_of_the_own_fit_and_of_balance():
+    fit = model(weights="w").fit("aipw")
+    alone = model(table=TABLE[TABLE["site"] == "A"], weights="w").fit("aipw", local=False)
+    assert_allclose(fit.site_estimates.loc["A"], alone.params, rtol=1e-7)
+    found = model("y ~ 1", weights="w").balance().tidy().set_index("term").loc["a"]
+    means = [np.average(one["a"], weights=one["w"]) for _, one in TABLE.groupby("t")]
+    assert_allclose([found["mean_first_unweighted"], found["mean_unweighted"]], means)
+
+
+@pytest.mark.parametrize("method", ["aipw", "standardization", "ipw_ra"])
+def test_offsets_belong_to_the_outcome_models(method):
+    logs = np.log(TABLE["days"].to_numpy())
+    expected = pooled("k", x=("a",), method=method, offset=logs)
+    for formula, given in (("k ~ a", {"exposure": "days"}), ("k ~ a + offset(log(days))", {})):
+        assert_is(model(formula, family="poisson", **given).fit(method, local=False), expected)
+    with pytest.raises(FormulaError, match="the outcome alone has an offset"):
+        model(treatment="t ~ a + offset(b)")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(
+    ("method", "given"), [("aipw", {}), ("ipw", {"weights": "w"}), ("aipw", {"target": "B"})]
+)
+def test_errors_of_clusters_are_those_of_the_pooled_equations(method, given, masked):
+    groups = TABLE.groupby(["site", "ward"]).ngroup().to_numpy()
+    fit = model(**given).fit(method, cov_type="cluster", cov_kwds={"groups": "ward"}, masked=masked)
+    expected = {"target": IN_B} if "target" in given else {}
+    expected |= {"weights": TABLE["w"].to_numpy()} if "weights" in given else {}
+    assert_is(fit, pooled(method=method, groups=groups, **expected))
+    assert f"(ward, {groups.max() + 1}, CR1)" in fit.summary().as_text()
+    assert fit.df_inference == groups.max() + 1 - 2
+
+
+def test_few_clusters_are_announced_first():
+    fit = model().fit(cov_type="cluster", cov_kwds={"groups": "site"})
+    assert fit.diagnostics()["kind"].iloc[0] == "few_clusters" and "(site, 3, CR1)" in fit.summary().as_text()
+    assert_is(fit, pooled(groups=TABLE["site"].astype("category").cat.codes.to_numpy()))
+    for kwds in (None, {"groups": "ward", "correction": "CR2"}, {"groups": 3}):
+        with pytest.raises(ModelError, match="needs the column of the clusters"):
+            model().fit(cov_type="cluster", cov_kwds=kwds)
+    with pytest.raises(ModelError, match="no column of every site"):
+        model().fit(cov_type="cluster", cov_kwds={"groups": "wards"})
+
+
+@pytest.mark.parametrize("method", ["ipw", "aipw", "ipw_ra"])
+@pytest.mark.parametrize("estimand", ["ATE", "ATT", "ATO"])
+def test_probit_propensities_are_those_of_the_pooled_equations(method, estimand):
+    fit = model(estimand=estimand, link="probit").fit(method)
+    assert_is(fit, pooled(method=method, estimand=estimand, probit=True))
+    with pytest.raises(ModelError, match=r"probit.*two arms.*link='logit'"):
+        model(treatment="arm ~ a", link="probit")
 
 
 @pytest.mark.parametrize("propensity", ["intercepts", "sites"])
@@ -263,12 +402,33 @@ def test_balance_releases_no_sum_of_the_outcome():
     assert "sum_balance" in steps and not steps & {"sum_products", "fit_alone"}
 
 
-def test_poor_overlap_is_the_first_note():
-    table = TABLE.assign(t=(RNG.random(N) < expit(3.0 * TABLE["a"])).astype(int))
-    notes = model("y ~ 1", "t ~ a", table).balance().diagnostics()
-    assert notes["kind"].iloc[0] in ("few_effective", "rare") and "estimand='ATO'" in notes["note"].iloc[0]
-    bounded = model("y ~ 1", "t ~ a", table, estimand="ATO").balance().diagnostics()
-    assert "rare" not in set(bounded["kind"])
+def test_poor_overlap_is_announced_first_by_one_rule():
+    """In balance, fit, survival, and what is made of them: (sum w^2)^2 / sum w^4 of an arm is below 25."""
+    table = TABLE.assign(
+        t=(RNG.random(N) < expit(2.0 * TABLE["a"])).astype(int), time=np.ceil(TABLE["days"] * 9)
+    )
+    balance = model("y ~ 1", "t ~ a", table).balance()
+    fit, given = model("y ~ 1", "t ~ a", table).fit("ipw"), {"treatment": "t ~ a"}
+    times = fs.SurvivalEffect.from_formula("Surv(time, e) ~ 1", rows(table), **given).fit()
+    e = sm.Logit(table["t"], sm.add_constant(table["a"])).fit(disp=0, tol=1e-14).predict()
+    weights = [1.0 / (1.0 - e[table["t"] == 0]), 1.0 / e[table["t"] == 1]]
+    carrying = [(w**2).sum() ** 2 / (w**4).sum() for w in weights]
+    assert min(carrying) < 25.0
+    for result in (balance, fit, times):
+        found = result.diagnostics()
+        assert (found["kind"] == "poor_overlap").sum() == sum(one < 25.0 for one in carrying)
+        assert found["kind"].iloc[0] == "poor_overlap" and "estimand='ATO'" in found["note"].iloc[0]
+        assert result.summary().as_text().startswith("*** POOR OVERLAP")
+    for made in (fit.predictions("t"), fit.comparisons("t"), fit.heterogeneity):
+        assert "POOR OVERLAP" in made.summary().as_text().split("\n")[0]
+    assert_allclose(fit.weights["effective_rows"], [w.sum() ** 2 / (w @ w) for w in weights], rtol=1e-7)
+    assert_allclose(balance.arms["effective"], fit.weights["effective_rows"], rtol=1e-9)
+    for given in ({"estimand": "ATO"}, {"estimand": "matching"}):
+        bounded = model("y ~ 1", "t ~ a", table, **given)
+        assert "POOR OVERLAP" not in bounded.fit("ipw").summary().as_text()
+        assert "POOR OVERLAP" not in bounded.balance().summary().as_text()
+    with pytest.raises(NotAvailableError, match="standardization over all rows has none"):
+        _ = model("y ~ a", "t ~ a", table).fit("standardization").weights
 
 
 # ---- what follows from a fit ------------------------------------------------------------------------------
@@ -359,7 +519,7 @@ def test_wrong_formulas_and_arguments_are_refused():
         model(trim=0.5)
     with pytest.raises(ModelError, match="not available here"):
         model(family=sm.families.Gamma())
-    with pytest.raises(ModelError, match="no weights"):
+    with pytest.raises(ModelError, match='weights="column"'):
         model(freq_weights="k")
     fit = model().fit(local=False)
     with pytest.raises(NotAvailableError, match="predictions"):
