@@ -44,6 +44,9 @@ NO_PARTS = (
     "do not have"
 )
 UNMASKED = Remedy("fit(..., masked=False)", "use fit({arguments}), or fit again without the site")
+OWN_FITS_ONLY = (
+    "no fit without each site: sites of this model release own fits alone; fit again without the site"
+)
 METHODS = (
     "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
     "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, the "
@@ -69,6 +72,7 @@ NOTES = Catalogue(
             "masked: see {remedy}.",
             Remedy("fit(masked=False)"),
         ),
+        "methods/own": METHODS + "{source}. For the estimates without a site, fit again without it.",
         "two_estimators": "REML and moments do not agree on whether sites vary in: {terms}. tau by moments "
         "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2.",
         "partial": "Compared only over the sites that determine it: {terms}.",
@@ -86,8 +90,9 @@ class SiteComparison:
     `Heterogeneity.to_frame`. `joint` tests whether all coefficients are equal at all sites; it assumes
     `one_dispersion` if that is estimated, instead of one for each site. `without_each` holds `left_out` and
     `change`, None if sums were masked. `flagged` coefficients have I2 above one half and a p-value of Q,
-    adjusted after Holm, below `alpha`. `covariances` (K, p, p) are those of the sites' own estimates, and
-    `terms` the term of the formula to which each coefficient belongs.
+    adjusted after Holm, below `alpha`; `by_parts` is whether unmasked sums have the sites' parts.
+    `covariances` (K, p, p) are those of the sites' own estimates, and `terms` the term of the formula to
+    which each coefficient belongs.
     """
 
     sites: pd.DataFrame
@@ -101,6 +106,7 @@ class SiteComparison:
     alpha: float
     covariances: Floats | None = None
     terms: tuple[str, ...] = ()
+    by_parts: bool = True
 
     @property
     def left_out(self) -> pd.DataFrame:
@@ -109,18 +115,22 @@ class SiteComparison:
         Raises
         ------
         NotAvailableError
-            Sums were masked.
+            Sums were masked, or the model has none by site.
         """
-        if self.without_each is None:
-            raise NotAvailableError(NO_PARTS, remedy=UNMASKED)
-        return self.without_each[0]
+        return self._without_each[0]
 
     @property
     def change(self) -> pd.DataFrame:
         """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
-        if self.without_each is None:
-            raise NotAvailableError(NO_PARTS, remedy=UNMASKED)
-        return self.without_each[1]
+        return self._without_each[1]
+
+    @property
+    def _without_each(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        if self.without_each is not None:
+            return self.without_each
+        if not self.by_parts:
+            raise NotAvailableError(OWN_FITS_ONLY)
+        raise NotAvailableError(NO_PARTS, remedy=UNMASKED)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -228,7 +238,9 @@ def comparison_notes(result: SiteComparison) -> Iterator[Note]:
     if result.one_dispersion:
         yield NOTES.note("one_dispersion")
     values: dict[str, Any] = {"level": 100 * (1 - result.alpha), "source": _joint_source(result)}
-    if result.without_each is None:
+    if not result.by_parts:
+        yield NOTES.note("methods/own", **values)
+    elif result.without_each is None:
         yield NOTES.note("methods/masked", sites=len(result.sites), **values)
     else:
         yield NOTES.note("methods", **values)

@@ -332,7 +332,17 @@ FAILURES = [
     Failure("KaplanMeier", "Surv(2 * time, e) ~ 1", clean),
     Failure("KaplanMeier", "Surv(once, e) ~ 1", clean),
     Failure("TreatmentEffect", "k ~ x", clean, {"treatment": "e ~ x", "family": NEGATIVE_BINOMIAL}),
-    Failure("TreatmentEffect", "y ~ x", clean, {"treatment": "e ~ x", "target": "a"}),
+    Failure(
+        "TreatmentEffect",
+        "y ~ x",
+        clean,
+        {"treatment": "e ~ x", "target": "a"},
+        {"method": "standardization"},
+    ),
+    Failure("TreatmentEffect", "y ~ x", clean, {"treatment": "m ~ x", "link": "probit"}),
+    Failure(
+        "TreatmentEffect", "y ~ x", clean, {"treatment": "e ~ x", "labels": ["ward"]}, {"cov_type": "cluster"}
+    ),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 100, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": 0.01, "until": 30}),
     Failure("KaplanMeier", "Surv(time, e) ~ 1", clean, {}, {"grid": [10, 20], "until": 20}),
@@ -752,6 +762,7 @@ def held_apart() -> Mapping[str, Any]:
 
 DOWN = {"epochs": 1}
 FAILURES += [
+    Wrong("TreatmentEffect.from_formula('y ~ x', partition, treatment='e ~ z').fit()", held_apart),
     Wrong("fit.evaluate().auc", fitted("FederatedOLS", "y ~ x")),
     Wrong("fit.auc", fitted("GLORE", "e ~ x")),
     Wrong("fit.fittedvalues", fitted("GLORE", "e ~ x")),

@@ -310,6 +310,17 @@ FITS: dict[str, Fit] = {
         propensity="intercepts",
         trim=0.1,
     ),
+    "treatment of a site": of(
+        "TreatmentEffect",
+        "rows",
+        "y ~ x",
+        GROUPS,
+        treatment="e ~ x",
+        target="Jena",
+        weights="v",
+        link="probit",
+        labels=["person"],
+    ),
     "survival effect": of(
         "SurvivalEffect", "rows", "Surv(time, died) ~ 1", {"grid": 2, "until": 30}, treatment="e ~ x + z"
     ),
@@ -326,6 +337,16 @@ FITS: dict[str, Fit] = {
     ),
     "survival effect cut off": of(
         "SurvivalEffect", "rows", "Surv(time, died) ~ 1", {"maxiter": 1}, treatment="e ~ x + z"
+    ),
+    "survival effect of a site": of(
+        "SurvivalEffect",
+        "rows",
+        "Surv(time, died) ~ 1",
+        {"grid": 4, "until": 40, "times": [20], "baseline": "common", **GROUPS},
+        treatment="e ~ x",
+        target="Jena",
+        weights="v",
+        labels=["person"],
     ),
     "treatment balance": by(
         "TreatmentEffect",
@@ -526,6 +547,7 @@ MADE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "aft heterogeneity": ("aft", lambda fit: fit.heterogeneity),
     "aft predictions": ("aft", lambda fit: fit.predictions(times=[6, 12])),
     "treatment ratios": ("treatment weights", lambda fit: fit.comparisons("g", comparison="lnratio")),
+    "treatment placebo": ("treatment weights", lambda fit: fit.placebo("y ~ 1")),
     "treatment heterogeneity": ("treatment", lambda fit: fit.heterogeneity),
     "ordinal test of proportional odds": ("ordinal", lambda fit: fit.test_proportional_odds()),
     "ordinal evaluation": ("ordinal", lambda fit: fit.evaluate()),
@@ -847,9 +869,9 @@ FAMILIES = {
             "x",
             settings={"treatment": "e ~ z"},
             cut={"maxiter": 1},
+            roles={"offset": {"offset": "shift"}},
             gaps={
                 **NO_WEIGHTS,
-                **NO_CLUSTERS,
                 **NO_PREDICT,
                 **no("its coefficients are means of arms, and none is of a covariate", "scaled"),
                 **no("has no predictions of new rows with a spline", "splines"),

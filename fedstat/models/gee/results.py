@@ -285,7 +285,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         common = MaskedSiteSums(np.zeros(len(est.names)), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
         found = heterogeneity(est.names, est.params, 1.0, local, sources=(), masked=common, terms=est.terms)
         joint = welch_test([own.own for own in local if own.own is not None])
-        return replace(found, joint=joint, sources=())
+        return replace(found, joint=joint, sources=(), by_parts=False)
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""

@@ -221,8 +221,11 @@ class SurvivalEffect(TreatmentEffect):
             event, competing events count alike.
         ties : {"efron", "breslow"}
             How events at the same time count.
-        cov_type, cov_kwds
-            As in :meth:`TreatmentEffect.fit`.
+        cov_type : {"stacked", "cluster"}
+            Covariance of the stacked equations of rows; or of clusters within sites, or sites, times
+            ``G / (G - 1)``, with Student's t.
+        cov_kwds : dict, optional
+            ``{"groups": column}`` with ``cov_type="cluster"``.
         maxiter : int
             Most steps of Newton's method, of the propensity and of the Cox model.
         tol : float

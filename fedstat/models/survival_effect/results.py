@@ -534,7 +534,8 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
                 self.levels[1:], errors, ratios.to_numpy().tolist(), strict=True
             )
         )
-        head = (f"hazard ratio to {self.levels[0]}", "ratio", "err of log", "[0.025", "0.975]", "P>|z|")
+        p = "P>|z|" if self._fit.clustering is None else "P>|t|"
+        head = (f"hazard ratio to {self.levels[0]}", "ratio", "err of log", "[0.025", "0.975]", p)
         widths = (11, 12, 11, 11, 9)
         return Sheet(head, rows, "lrrrrr", (WIDTH - sum(widths) - 5, *widths))
 

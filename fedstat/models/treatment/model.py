@@ -261,6 +261,8 @@ class TreatmentEffect(HorizontalModel):
         >>> model.arm, model.estimand
         ('arm', 'ATO')
         """
+        if isinstance(partition, ClientPartition) and partition.layout == "vertical":
+            raise of_different_columns(formula, settings.get("treatment"), partition)
         check_layout(cls.__name__, partition, "horizontal")
         columns, extra = pooled_columns(partition)
         # `.` is every column but outcome and treatment.
@@ -482,6 +484,26 @@ def pooled_columns(partition: ClientPartition) -> tuple[list[str], tuple[str, ..
     # Columns of some sites parse as well, so that the error can name the sites that lack them.
     partly = [name for name in held if name not in partition.pooled_columns]
     return list(partition.pooled_columns), (partition.site_column, *partly)
+
+
+def of_different_columns(formula: str, treatment: object, partition: ClientPartition) -> ModelError:
+    """Make the error for sites that hold different columns, with the linear model that has the effect."""
+    arm, held = treatment_column(treatment), [name for names in partition.columns.values() for name in names]
+    both = [parse_pooled_formula(text, held, ()) for text in (formula, str(treatment))]
+    text = (
+        "treatment: each row of the equations needs treatment, outcome and columns, and here sites hold "
+        "different columns of the same rows"
+    )
+    if both[0].has_times:
+        return ModelError(f"{text}; no effect on times is available for them")
+    columns = list(dict.fromkeys([arm, *(name for one in both for name in one.sites[0].columns)]))
+    response = both[0].response
+    remedy = Remedy(
+        "impute(partition, {joint!r}).regress({response!r}, {columns!r})",
+        "If the outcome is linear in them, the coefficient of {arm!r} in their joint model is the effect, as "
+        "by standardization: {call}",
+    ).filled(joint=f"{response} ~ {' + '.join(columns)}", response=response, columns=columns, arm=arm)
+    return ModelError(text, remedy=remedy)
 
 
 def treatment_column(treatment: object) -> str:

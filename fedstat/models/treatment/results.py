@@ -18,11 +18,11 @@ from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heter
 from fedstat.inference.homogeneity_tests import SiteWelchTerms, welch_test
 from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.tables import WIDTH, Sheet, number, yes_or_no
+from fedstat.inference.tables import WIDTH, Sheet, number, show_probability, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
-from fedstat.models.horizontal.site_results import SiteFitsResults, clusters_line, tests_line
+from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clusters_line, tests_line
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
 from fedstat.models.treatment.overlap import is_bounded, overlap_notes, weight_frame
@@ -45,10 +45,16 @@ POPULATIONS = {
     "matching": "matched rows",
 }
 NOTES = Catalogue(
+    warning={
+        "placebo": "The treatment cannot affect a placebo outcome, and its effect on {response} differs from "
+        "zero (p {p}). Columns that affect both are missing in the formulas, or a model is wrong.",
+    },
     info={
+        "placebo/none": "The effect on the placebo outcome {response} does not differ from zero (p {p}). "
+        "This supports that no column is missing, and does not prove it.",
         "assumptions": "Causal if no unmeasured column affects both treatment and outcome{correct}.",
-        "transport": "For the rows of {target}, {what} in an arm may depend on the site by the columns of "
-        "the formulas only.",
+        "transport": "Right for the rows of {target} if, given the columns of the formulas, the {what} in an "
+        "arm do not depend on the site.",
     },
 )
 CORRECT = {
@@ -65,6 +71,7 @@ class TreatmentRecord(EstimateRecord):
 
     fit: TreatmentFit
     basis: RowsBasis
+    placebo: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,13 +345,18 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         yield from overlap_notes(
             fit.levels, fit.arms[:, 0], fit.spread, is_bounded(fit.request.estimand, fit.request.target)
         )
+        if self._record.placebo:
+            J = len(fit.levels)
+            p = float(self.wald_test(np.eye(J)[: J - 1]).pvalue)
+            kind = "placebo" if p < DIFFER else "placebo/none"
+            yield NOTES.note(kind, response=est.response, p=show_probability(p))
         if fit.clustering is not None:
             yield from fit.clustering.notes(est.names, est.terms, None)
             for shared in fit.shared:
                 yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
         yield from self._left_out_note()
         if fit.request.target:
-            yield NOTES.note("transport", what="the outcome", target=fit.request.target)
+            yield NOTES.note("transport", what="outcomes", target=fit.request.target)
         yield NOTES.note("assumptions", correct=CORRECT[self._fit.request.method])
         yield from self._own_fits_note()
         yield from self._difference_note()
@@ -371,7 +383,48 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         found = heterogeneity(
             est.names[:K], est.params[:K], 1.0, parts, sources=(), masked=common, terms=est.terms[:K]
         )
-        return replace(found, joint=welch_test(own), sources=())
+        return replace(found, joint=welch_test(own), sources=(), by_parts=False)
+
+    def placebo(self, formula: str, **settings: Any) -> Self:
+        """Estimate the effect on a placebo outcome, which the treatment cannot have changed.
+
+        Examples are the outcome of an earlier year, or a disease that the treatment does not act on. An
+        effect other than zero shows that columns which affect both are missing in the formulas.
+
+        Parameters
+        ----------
+        formula : str
+            Of the placebo outcome; without its terms, ``"y0 ~ 1"``, if the method has no outcome models.
+        **settings
+            Those of :meth:`TreatmentEffect.from_formula` that differ, such as ``family``, or a ``treatment``
+            without the placebo outcome.
+
+        Returns
+        -------
+        TreatmentResults
+            By the method and covariance of this fit; the summary has a note on the test.
+
+        Raises
+        ------
+        NotAvailableError
+            The results were read from a file.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> model = fs.TreatmentEffect.from_formula("died ~ 1", partition, treatment="arm ~ C(stage)")
+        >>> model.fit("ipw").placebo("age ~ 1").pvalues.iloc[0] > 0.05
+        np.True_
+        """
+        if self._model is None:
+            raise NotAvailableError("placebo: this result was read from a file; fit the model again")
+        model = type(self._model).from_formula(
+            formula, self._model.partition, **self._model._given | settings
+        )
+        found = model.fit(**self._call.arguments)
+        found._record = replace(found._record, placebo=True)
+        return found
 
     def with_covariance(self, cov_type: str, cov_kwds: dict[str, str] | None = None) -> NoReturn:
         """Refuse other covariances.

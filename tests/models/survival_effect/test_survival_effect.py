@@ -250,6 +250,51 @@ def test_e_values_of_a_published_example():
     assert_allclose(e_value(np.array([0.56])), 2.97, atol=5e-3)
 
 
+RNG = np.random.default_rng(5)
+FEW = pd.DataFrame(
+    {"a": RNG.normal(size=240), "hospital": np.arange(240) % 3, "ward": np.arange(240) // 3 % 4}
+)
+FEW["arm"] = (RNG.random(240) < 1.0 / (1.0 + np.exp(-0.5 * FEW["a"]))).astype(int)
+FEW["time"] = np.minimum(np.ceil(RNG.exponential(np.exp(1.2 + 0.3 * FEW["a"] + 0.3 * FEW["arm"]))), 13.0)
+FEW["event"], FEW["w"] = 1, RNG.uniform(0.5, 2.0, 240)
+GRID = {"grid": [2.0, 4.0, 8.0], "times": [4.0, 8.0]}
+
+
+@pytest.mark.parametrize("baseline", ["site", "common"])
+@pytest.mark.parametrize("given", [{}, {"target": "1"}])
+def test_errors_of_clusters_are_those_of_an_infinitesimal_jackknife(given, baseline):
+    """Each cluster has a factor of its equations, by which estimates are derived; squares are added."""
+
+    def fit(weights, **more):
+        table = FEW.assign(w=weights, hospital=FEW["hospital"].astype(str))
+        one = model("Surv(time, event) ~ 1", table, treatment="arm ~ a", weights="w", **given)
+        return one.fit(baseline=baseline, masked=False, tol=1e-12, **GRID, **more)
+
+    found = fit(FEW["w"], cov_type="cluster", cov_kwds={"groups": "ward"}).tidy()
+    cluster = FEW.groupby(["hospital", "ward"]).ngroup()
+    G, size, slopes = cluster.max() + 1, 1e-4, []
+    for g in range(G):
+        ends = [fit(FEW["w"] * (1.0 + move * (cluster == g))).tidy()["estimate"] for move in (size, -size)]
+        slopes.append((ends[0] - ends[1]) / (2.0 * size))
+    expected = np.sqrt((np.array(slopes) ** 2).sum(axis=0) * G / (G - 1))
+    assert_allclose(found["std_error"], expected, rtol=2e-5, atol=1e-9)
+
+
+def test_curves_of_a_site_have_the_weights_of_membership_and_sampling():
+    table = FEW.assign(hospital=FEW["hospital"].astype(str))
+    one = model("Surv(time, event) ~ 1", table, treatment="arm ~ a", weights="w", target="1")
+    found = one.fit(**GRID).tidy().query("quantity == 'survival'").set_index(["arm", "time"])["estimate"]
+    Z, w = np.column_stack([np.ones(len(FEW)), FEW["a"]]), FEW["w"].to_numpy()
+    t, there = FEW["arm"].to_numpy(), (FEW["hospital"] == 1).to_numpy(float)
+    e, p = (1.0 / (1.0 + np.exp(-Z @ simulation.logistic(Z, one, w))) for one in (t, there))
+    whole = w * p / np.where(t == 1, e, 1.0 - e)
+    for arm in (0, 1):
+        for time in GRID["times"]:
+            inside = t == arm
+            expected = whole[inside & (FEW["time"] > time)].sum() / whole[inside].sum()
+            assert_allclose(found[str(arm), time], expected, rtol=1e-8)
+
+
 def test_poor_overlap_comes_first_in_the_summary():
     rng = np.random.default_rng(8)
     n = 900

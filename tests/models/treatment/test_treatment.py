@@ -174,17 +174,43 @@ def test_standardization_is_that_of_stata(sites):
         assert_allclose(fit.bse, table[:2, 1], rtol=1e-6)
 
 
+SMOKES = "mbsmoke_ ~ mmarried_ + mage + mage2 + fbaby_ + medu"
+
+
+@pytest.mark.parametrize("sites", [1, 3, 25])
+@pytest.mark.parametrize(
+    ("method", "estimand", "table"),
+    [
+        ("ipw", "ATE", stata.res_st.results_ipw.table),
+        ("ipw", "ATT", stata.res_st.results_ipw.table_t),
+        ("aipw", "ATE", stata.res_st.results_aipw.table),
+        ("ipw_ra", "ATE", stata.res_st.results_ipwra.table),
+        ("ipw_ra", "ATT", stata.res_st.results_ipwra.table_t),
+    ],
+)
+def test_weighted_effects_with_a_probit_propensity_are_those_of_stata(method, estimand, table, sites):
+    """Published numbers of ``teffects`` with ``probit``: effect, mean of the controls, all coefficients."""
+    partition = rows(CATTANEO.assign(site=CATTANEO["site"] % sites))
+    given = {"treatment": SMOKES, "link": "probit", "estimand": estimand}
+    fit = fs.TreatmentEffect.from_formula(BIRTHS, partition, **given).fit(method, local=False)
+    assert_allclose(fit.params, table[:2, 0], rtol=1e-6)
+    assert_allclose(fit.bse, table[:2, 1], rtol=1e-5)
+    names = [*SMOKES.partition(" ~ ")[2].split(" + "), "Intercept"]
+    found = fit.equations.loc[[f"propensity 1: {name}" for name in names]]
+    assert_allclose(found["estimate"], table[-6:, 0], rtol=1e-6)
+    assert_allclose(found["std_error"], table[-6:, 1], rtol=1e-5)
+
+
 def test_weighted_outcome_models_are_those_of_statsmodels():
     """Its propensity model must have six coefficients, and the rows be in the order of the arms."""
     table = CATTANEO.sort_values("mbsmoke_", kind="stable").reset_index(drop=True)
-    formula = "mbsmoke_ ~ mmarried_ + mage + mage2 + fbaby_ + medu"
-    selection = sm.Logit.from_formula(formula, table).fit(disp=0, maxiter=100)
+    selection = sm.Logit.from_formula(SMOKES, table).fit(disp=0, maxiter=100)
     outcome = sm.OLS.from_formula(BIRTHS, table)
     pooled = TreatmentEffect(outcome, table["mbsmoke_"].to_numpy(), results_select=selection)
     partition = rows(table.assign(site=table.index % 3))
     for estimand, group in (("ATE", "all"), ("ATT", 1), ("ATC", 0)):
         found = pooled.ipw_ra(effect_group=group)
-        given = {"treatment": formula, "estimand": estimand}
+        given = {"treatment": SMOKES, "estimand": estimand}
         fit = fs.TreatmentEffect.from_formula(BIRTHS, partition, **given).fit("ipw_ra", local=False)
         assert_allclose(fit.params, found.effect[:2], rtol=1e-7)
 
@@ -468,6 +494,30 @@ def test_ratios_have_errors_by_the_delta_method():
     R = ratio["estimate"]
     assert_allclose(found["e_value"], R + (R * (R - 1)) ** 0.5)
     assert 1.0 <= found["e_value_limit"] < found["e_value"]
+
+
+def test_a_placebo_outcome_is_estimated_as_the_outcome_and_judged():
+    table = TABLE.assign(before=TABLE["a"] + TABLE["b"] + RNG.normal(size=N))
+    fit = model("y ~ a", "t ~ a", table, estimand="ATT").fit("ipw_ra", masked=False)
+    found = fit.placebo("before ~ a")
+    same = model("before ~ a", "t ~ a", table, estimand="ATT").fit("ipw_ra", masked=False)
+    assert_allclose(found.params, same.params) and assert_allclose(found.bse, same.bse)
+    assert found.pvalues.iloc[0] < 0.05 and "placebo" in set(found.diagnostics()["kind"])
+    right = fit.placebo("before ~ a", treatment="t ~ a + b")
+    assert (
+        right.pvalues.iloc[0] > 0.05 and "does not differ from zero" in right.summary(notes="all").as_text()
+    )
+    with pytest.raises(FormulaError, match="'a' is the outcome"):
+        fit.placebo("a ~ 1")
+
+
+def test_the_comparison_of_sites_does_not_send_to_unmasked_sums():
+    for masked in (True, False):
+        het = model().fit(masked=masked).heterogeneity
+        assert "masked=False" not in het.summary(notes="all").as_text()
+        with pytest.raises(NotAvailableError, match="fit again without the site") as raised:
+            _ = het.left_out
+        assert raised.value.remedy is None
 
 
 def test_results_are_saved_and_read(tmp_path):
