@@ -5,6 +5,7 @@ Every departure is tried without approval, where it has to succeed, and with it,
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -466,15 +467,19 @@ def institutions(policy):
     )
 
 
-@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
+OF_KIND = {fs.VFEMRegression: ({}, {}), fs.VerticalGLM: ({"missing": "em"}, {"lam": 0.05})}
+"""Options of a model of columns, and of its fit."""
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_sites_with_different_columns(kind):
-    missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
+    missing, fitting = OF_KIND[kind]
     # Without dither, which differs between two sets of keys.
     partition = institutions(replace(OWNER, rounding="none"))
     fitted = kind.from_formula("y ~ a + c + e", partition, **missing)
-    found = approved(fitted.fit, partition).params
+    found = approved(partial(fitted.fit, **fitting), partition).params
     plain = kind.from_formula("y ~ a + c + e", institutions(fs.Policy.strict(rounding="none")), **missing)
-    np.testing.assert_array_equal(found, plain.fit().params)
+    np.testing.assert_array_equal(found, plain.fit(**fitting).params)
 
 
 def test_an_evaluation_has_a_plan_of_its_own():
@@ -522,11 +527,12 @@ PREDICTED = replace(OWNER, refused_kinds=frozenset(), per_entity="any", masked_o
 
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
 def test_predictions_have_a_plan_of_their_own(kind, tmp_path):
-    missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
+    missing, fitting = OF_KIND[kind]
     partition, other = institutions(PREDICTED), institutions(replace(PREDICTED, approval="auto"))
     formula = "y ~ scale(a) + c + e"
-    result = approved(kind.from_formula(formula, partition, **missing).fit, partition)
-    plain = kind.from_formula(formula, other, **missing).fit()
+    fitted = kind.from_formula(formula, partition, **missing)
+    result = approved(partial(fitted.fit, **fitting), partition)
+    plain = kind.from_formula(formula, other, **missing).fit(**fitting)
     # How columns were coded is in the plan of the fit: a file of results is no analysis.
     result.save(tmp_path / "fit")
     found = approved(lambda: result.predict(partition), partition)
@@ -572,13 +578,14 @@ def test_intervals_are_two_analyses_and_another_level_is_one():
 )
 def test_an_evaluation_over_columns_waits_once(kind, response):
     """Predictions, and what is counted of them, are one plan; every owner sees both."""
-    options = {"missing": "em" if response == "y" else "drop"} if kind is fs.VerticalGLM else {}
+    options, fitting = ({"missing": "drop"}, {"lam": 0.05}) if kind is fs.VerticalGLM else ({}, {})
     options |= {"family": sm.families.Binomial()} if response == "y > 0" else {}
     kind = fs.VFEMGLM if "family" in options and kind is fs.VFEMRegression else kind
     policy = replace(PREDICTED, formulas="any")
     partition, other = institutions(policy), institutions(replace(policy, approval="auto"))
     formula = f"{response} ~ a + c + e"
-    result = approved(kind.from_formula(formula, partition, **options).fit, partition)
+    fitted = kind.from_formula(formula, partition, **options)
+    result = approved(partial(fitted.fit, **fitting), partition)
     with pytest.raises(ConsentError, match="pending"):
         result.evaluate()
     plans = {name: list(site.pending.values()) for name, site in partition.sites.items()}
@@ -586,7 +593,7 @@ def test_an_evaluation_over_columns_waits_once(kind, response):
     assert "y" in plans["A"][0].columns
     assert {"open_response", "judge_predictions"} <= {step.step for step in plans["A"][0].steps}
     approve_all(partition)
-    found, plain = result.evaluate(), kind.from_formula(formula, other, **options).fit().evaluate()
+    found, plain = result.evaluate(), kind.from_formula(formula, other, **options).fit(**fitting).evaluate()
     np.testing.assert_allclose(found.n, plain.n)
     assert found.recalibration.slope == pytest.approx(plain.recalibration.slope)
 

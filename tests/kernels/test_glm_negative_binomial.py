@@ -47,7 +47,7 @@ def exact_parts(y, eta, alpha):
     return np.array([float(part) for part in (*gradient, -twice_eta, -cross, -twice_alpha, middle)])
 
 
-@pytest.mark.parametrize("alpha", [1e-6, 1e-3, 0.0999, 0.1001, 1.0, 30.0])
+@pytest.mark.parametrize("alpha", [1e-6, 0.0999, 0.1001, 30.0])
 @pytest.mark.parametrize(
     "y, mu", [(0, 0.3), (0, 40.0), (1, 1.05), (2, 9.0), (7, 6.9), (40, 2.5), (1500, 1400.0), (1500, 3.0)]
 )

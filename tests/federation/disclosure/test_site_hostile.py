@@ -174,7 +174,7 @@ def besiege(recorded, name, attempts):
 
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_changed_bytes_are_named_or_answered_and_leave_no_trace(recorded, name):
-    besiege(recorded, name, 250)
+    besiege(recorded, name, 100)
 
 
 @pytest.mark.slow
@@ -246,11 +246,11 @@ def test_every_truncation_of_every_question_is_named(recorded, name):
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-def test_ten_thousand_random_byte_strings_in_the_middle_of_a_fit(recorded, name):
+def test_random_byte_strings_in_the_middle_of_a_fit(recorded, name):
     replayed, generator = Replayed(name, *recorded[name]), np.random.default_rng(9)
     for _ in range(len(replayed.requests) // 2):
         replayed.honest()
-    for _ in range(10_000):
+    for _ in range(3_000):
         with pytest.raises(MessageError):
             replayed.site.answer(generator.bytes(int(generator.integers(0, 400))))
     replayed.honest()

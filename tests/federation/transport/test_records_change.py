@@ -88,9 +88,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("formula", ["y ~ x", "y ~ x + C(group)"])
-@pytest.mark.parametrize("restart", [False, True], ids=["reload", "restart"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "restart", "formula"),
+    [
+        ("corrected", False, "y ~ x + C(group)"),
+        ("corrected", True, "y ~ x"),
+        ("added", False, "y ~ x"),
+        ("removed", True, "y ~ x + C(group)"),
+    ],
+)
 def test_corrected_added_and_removed_records_are_used(federation, change, restart, formula):
     fitted(federation, formula)
     records = Records(federation)

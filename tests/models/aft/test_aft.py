@@ -50,8 +50,9 @@ def fitted(formula, table=PATIENTS, arguments=None, **settings):
     return fs.FederatedAFT.from_formula(formula, rows(table), **settings).fit(**arguments or {})
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "masked"), [*((case, True) for case in CASES), *((case, False) for case in [*CASES][::3])]
+)
 def test_estimates_are_those_of_survreg(case, masked):
     formula, settings, arguments = CASES[case]
     fit, expected = fitted(formula, arguments=arguments | {"masked": masked}, **settings), R[case]

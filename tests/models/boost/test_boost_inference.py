@@ -95,11 +95,11 @@ def test_entry_finds_effects_and_none_in_noise(result):
     assert result.entry_test().loc[["bsignal(x1)", "bols(g)"], "p_value"].max() < 0.01
     assert result.entry_test().loc["bsignal(x2)", "p_value"] > 0.05
     random, smallest = np.random.default_rng(8), []
-    for _ in range(40):
+    for _ in range(20):
         noise = FRAME[:240].assign(mean=random.standard_t(5, size=240))
         test = fitted("mean ~ bsignal(x1, knots=4) + age + g", noise, steps=1, folds=1).entry_test(draws=199)
         smallest.append(test["p_value"].min())
-    assert np.mean(np.array(smallest) <= 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 40)
+    assert np.mean(np.array(smallest) <= 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 20)
     assert np.mean(np.array(smallest) <= 0.5) > 0.25
 
 

@@ -100,9 +100,9 @@ def boost_rows(kind, functional, frame, offset, steps, nu=0.1):
 @pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exchange_at_every_step_is_boosting_row_by_row(kind, functional):
-    result = model(kind, functional, policy=LONELY).fit(steps=40, every=1)
+    result = model(kind, functional, policy=LONELY).fit(steps=15, every=1)
     half = 2.0 if kind == "binomial" else 1.0
-    chosen, f = boost_rows(kind, functional, FRAME, result.offset / half, 40)
+    chosen, f = boost_rows(kind, functional, FRAME, result.offset / half, 15)
     labels = list(result.learners.index)
     assert [labels.index(name) for name in result.path["learner"]] == chosen
     found = np.asarray(result.predict(FRAME, "linear")).reshape(f.shape)
