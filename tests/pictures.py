@@ -6,12 +6,15 @@ from itertools import combinations
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pytest
 from matplotlib.axis import Axis
 from matplotlib.text import Annotation, Text
 
 mpl.use("Agg")
 JOURNAL = (3.5, 7.0)
 """Widths in inches of one and of two columns of a page."""
+WIDTHS = (3.5, pytest.param(7.0, marks=pytest.mark.slow))
+"""Of tests of one picture each: what fits one column nearly always fits two."""
 
 
 def texts(figure):

@@ -104,6 +104,7 @@ def run(copy, script):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.example
 def test_a_new_link_is_fitted_as_statsmodels_fits_it(copy):
     run(
         copy,
@@ -122,6 +123,7 @@ def test_a_new_link_is_fitted_as_statsmodels_fits_it(copy):
     )
 
 
+@pytest.mark.example
 def test_a_new_penalty_has_the_minimum_of_its_definition(copy):
     run(
         copy,
@@ -146,6 +148,7 @@ def test_a_new_penalty_has_the_minimum_of_its_definition(copy):
     )
 
 
+@pytest.mark.example
 def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy):
     run(
         copy,
@@ -187,6 +190,7 @@ def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy)
     )
 
 
+@pytest.mark.example
 def test_a_new_note_is_printed_and_its_remedy_executed(copy):
     run(
         copy,
@@ -203,6 +207,7 @@ def test_a_new_note_is_printed_and_its_remedy_executed(copy):
     )
 
 
+@pytest.mark.example
 def test_a_new_source_is_read_by_sites_and_partitions(copy):
     run(
         copy,
@@ -229,6 +234,7 @@ def test_a_new_source_is_read_by_sites_and_partitions(copy):
     )
 
 
+@pytest.mark.example
 def test_a_new_family_fits_as_it_is_written(tmp_path):
     for part in ("fedstat", "docs/api"):
         copy_folder(part, tmp_path)

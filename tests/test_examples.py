@@ -1,6 +1,6 @@
 """Every public name has an example, and every example runs as a reader would type it.
 
-One in twenty runs with the other tests, and ``python -m pytest -m example`` runs the rest.
+``python -m pytest -m example`` runs them, as the documentation does.
 """
 
 import doctest
@@ -8,7 +8,6 @@ import inspect
 import re
 import subprocess
 import sys
-import zlib
 
 import pytest
 from public_api import entries, examples, function_of, is_called, members, statements, text_of, undocumented
@@ -56,17 +55,8 @@ def written():
 WRITTEN = written()
 
 
-def chosen(name):
-    """Whether an example is one of the twentieth that runs with the other tests."""
-    return zlib.crc32(name.encode()) % 20 == 0
-
-
-def cases():
-    """Examples by name; those that are not chosen are marked."""
-    return [pytest.param(name, marks=() if chosen(name) else pytest.mark.example) for name in WRITTEN]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.example
+@pytest.mark.parametrize("name", WRITTEN)
 def test_example_runs(name, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.chdir(tmp_path)
@@ -103,10 +93,6 @@ def test_every_method_and_property_is_shown():
         for member, _, raw in members(cls)
         if not examples(raw) and not is_called(member, cls)
     ]
-
-
-def test_some_examples_run_with_the_other_tests():
-    assert 5 < sum(map(chosen, WRITTEN)) < 30
 
 
 def test_what_methods_return_can_be_imported():

@@ -21,6 +21,7 @@ def numbers(value):
     return np.array(re.findall(NUMBER, str(value)), dtype=float)
 
 
+@pytest.mark.example
 @pytest.mark.filterwarnings("ignore")
 def test_answers_run_and_give_the_numbers_of_r(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

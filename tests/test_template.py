@@ -65,6 +65,7 @@ def run(tree, *command):
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
 
 
+@pytest.mark.example
 def test_tests_of_the_family_pass(tree):
     run(tree, "-m", "pytest", f"tests/models/{NAME}", "tests/test_layers.py", "-q", "-n", "0")
 
@@ -111,6 +112,7 @@ def test_a_vignette_shows_the_files_as_they_are_generated():
         assert f"```py\n{content}```" in text, path
 
 
+@pytest.mark.example
 def test_the_picture_of_the_architecture_has_the_family(tmp_path):
     shutil.copytree(ROOT / "fedstat", tmp_path / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("building", "_static", "api"):

@@ -65,7 +65,7 @@ def test_what_are_no_synthetic_tables_is_refused():
 
 
 def test_tables_of_many_seeds_are_not_refused():
-    for seed in range(80):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         fs.combine([fit(rng.normal(size=(40, 1)), rng.normal(size=40), logistic=False) for _ in range(5)])
 

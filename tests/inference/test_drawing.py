@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 
 from fedstat import plotting
 from fedstat.inference.plots import DistributionPanel, plot_distributions
@@ -48,7 +48,7 @@ def test_names_keep_apart_as_near_as_can_be():
     np.testing.assert_allclose(plotting.spread(np.full(3, 0.5), 0.7, 0.0, 1.0), [0.0, 0.5, 1.0])
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_long_titles_are_broken_and_stay_on_the_page(width):
     ax = page(width, 3.0)
     ax.set_yticks([0.0, 1.0], ["a label that is long indeed", "short"])

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose, assert_array_equal
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 from scipy import special, stats
 
 import fedstat as fs
@@ -337,7 +337,7 @@ def test_calibration_plot_shows_each_site_and_all(evaluation):
     plt.close("all")
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_roc_is_drawn_with_its_areas(evaluation, width):
     ax = evaluation.plot_roc(page(width, 4.8))
     curves = evaluation.roc()

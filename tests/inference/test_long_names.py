@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from pictures import JOURNAL, faults, moves, page
+from pictures import JOURNAL, WIDTHS, faults, moves, page
 
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_forest, plot_heat, plot_roc
 from fedstat.models.boost.report.plots import (
@@ -51,7 +51,7 @@ def rows(n):
     return frame.set_index(pd.Index(NAMES[:n]))
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("n, height", [(10, 4.2), (10, 1.6), (60, 3.6)])
 def test_a_forest_keeps_its_title_and_the_labels_that_fit(width, n, height):
     effect = f"effect on the log odds of {NAMES[0]}"
@@ -63,7 +63,7 @@ def test_a_forest_keeps_its_title_and_the_labels_that_fit(width, n, height):
     assert ax.get_window_extent().width > 0.3 * ax.figure.bbox.width
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("n", [5, 60])
 def test_curves_of_sites(width, n):
     points = pd.DataFrame({"fpr": [0.0, 0.3, 1.0], "tpr": [0.0, 0.8, 1.0]})
@@ -72,7 +72,7 @@ def test_curves_of_sites(width, n):
     assert not faults(ax.figure)
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_heat_map_and_margins(width):
     ax = plot_heat(pd.DataFrame(np.eye(60), NAMES, NAMES), "Correlations", page(width, 3.6))
     assert not faults(ax.figure) and any(label.get_text() for label in ax.get_yticklabels())
@@ -86,7 +86,7 @@ def test_a_heat_map_and_margins(width):
     assert not faults(plot_distributions(panels[: 2 if width < 5.0 else 4], "Margins"))
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_effects_of_boosting(width):
     t = np.linspace(0.0, 1.0, 9)
     surface = pd.DataFrame([("x", a, b, a * b) for a in t for b in t], columns=["of", "s", "t", "estimate"])
@@ -101,7 +101,7 @@ def test_effects_of_boosting(width):
     assert not faults(draw_effects({NAMES[0]: surface, "group": lines, "z": surface}, "y")[0, 0].figure)
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_course_of_boosting_and_of_networks(width):
     steps = pd.RangeIndex(1, 61, name="step")
     path = pd.DataFrame({"learner": NAMES[:6] * 10, "rsquared": np.linspace(0.0, 0.9, 60)}, index=steps)

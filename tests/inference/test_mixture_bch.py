@@ -67,7 +67,7 @@ def test_means_and_errors_are_those_of_the_weights_row_by_row():
 def test_the_truth_is_found_where_most_likely_clusters_blur_it():
     truth, rng = np.array([0.0, 2.0, 1.0]), np.random.default_rng(2)
     inside, naive, tests = [], [], []
-    for _ in range(300):
+    for _ in range(150):
         labels, r = draw(rng, 600)
         Y = truth[labels, None] + rng.standard_normal((600, 1)) * (1 + labels[:, None])
         found = outside("y", "Clinic", (), classification_errors(r), sums_of(Y, r))

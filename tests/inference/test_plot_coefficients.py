@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pandas as pd
 import pytest
-from pictures import JOURNAL, faults, moves, page
+from pictures import WIDTHS, faults, moves, page
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference import plots
@@ -121,7 +121,7 @@ def test_an_interval_far_wider_than_the_others_ends_in_arrows(make, reference, p
     assert {tuple(line.get_xdata()) for line in arrows} == {(left,), (right,)}
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("exponentiate", [False, True])
 def test_names_however_long_and_many_fit_a_journal(width, exponentiate, plt):
     rng = np.random.default_rng(0)
@@ -145,7 +145,7 @@ def test_names_however_long_and_many_fit_a_journal(width, exponentiate, plt):
     assert ax.get_position().width > 0.4
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_heat_maps_and_traces_fit_a_journal(width, plt):
     names = [f"a column with a name that is long, {j}" for j in range(6)]
     correlation = pd.DataFrame(np.eye(6), index=names, columns=names)

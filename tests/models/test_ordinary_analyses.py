@@ -212,7 +212,7 @@ ONE_TABLE = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_analyses_of_one_table_are_answered_in_any_order_where_rows_are_left_out(seed):
     """One to fifty-three records lack a value, and one hospital has six women."""
     frame = hospitals().assign(ill=lambda frame: (frame.num > 0).astype(int))

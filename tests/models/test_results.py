@@ -87,7 +87,7 @@ def test_an_offset_is_a_field_and_no_sentence(with_offset):
 def test_a_refit_can_be_saved(tmp_path):
     data = fs.datasets.make_selection(300, seed=1)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    refit = fs.VerticalGLM.from_formula("y ~ .", partition).fit(n_lambdas=4).refit
+    refit = fs.VerticalGLM.from_formula("y ~ X1 + X2 + X21 + X22 + X41", partition).fit(n_lambdas=4).refit
     refit.save(tmp_path / "refit.fed")
     loaded = fs.load(tmp_path / "refit.fed")
     assert type(loaded) is type(refit) and loaded.parent is None

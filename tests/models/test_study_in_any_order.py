@@ -100,7 +100,7 @@ def answered(partition: fs.ClientPartition, seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_sixteen_of_eighteen_are_answered_in_any_order(seed):
     """Leaving single visits out makes clusters of a rare size; few of a rare stage are of one sex."""
     partition = partition_of(patients(), "leave out")

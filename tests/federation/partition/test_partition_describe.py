@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 from scipy import stats
 from statsmodels.multivariate.cancorr import CanCorr
 
@@ -217,7 +217,7 @@ def test_heart_disease_hospitals_split_by_rows(shared_data):
     plt.close("all")
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_pictures_of_a_partition_fit_a_journal(width):
     table, columns = blocks()
     long = {f"Market Supervision and Administration Bureau {c}": names for c, names in columns.items()}
@@ -231,7 +231,7 @@ def test_pictures_of_a_partition_fit_a_journal(width):
     plt.close("all")
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_pictures_of_many_columns_and_sites_fit_a_journal(width):
     frames = load_sme()
     partition = ClientPartition.from_frames(frames, on="enterprise_id")

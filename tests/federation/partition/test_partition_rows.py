@@ -9,7 +9,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 
 from fedstat.errors import PartitionError
 from fedstat.federation.disclosure.policy import Policy
@@ -385,7 +385,7 @@ def test_the_layout_says_what_it_needs(options, expected, tmp_path):
         ClientPartition.from_files(written(tmp_path, BASE, ".csv"), **options)
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_many_columns_stand_below_each_other_in_a_map_of_missing_cells(width):
     rng = np.random.default_rng(0)
     names = [f"a ratio of the balance sheet with a long name, {j}" for j in range(64)]

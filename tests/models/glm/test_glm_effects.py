@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from formulaic import model_matrix
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 
 import fedstat as fs
 
@@ -90,7 +90,7 @@ def test_errors_say_what_to_give(table):
         fitted(table, SPLINES["bs"]).effect("age", [20.0, 40.0])
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("exponentiate", [False, True])
 def test_the_picture_is_legible(table, width, exponentiate):
     result = fitted(table, "poly(age, 2) * sex")

@@ -63,9 +63,9 @@ def test_owners_are_asked_before_sums_leave():
 
 @pytest.mark.parametrize("family", ["Binomial", pytest.param("Poisson", marks=pytest.mark.slow)])
 def test_a_response_that_is_not_normal_keeps_the_level(family):
-    """Rejections at .05 of 200 data sets of 500 entities; all but none where the response decides."""
+    """Rejections at .05 of 100 data sets of 500 entities; all but none where the response decides."""
     rng, rejected = np.random.default_rng(5), {"chance": [], "response": []}
-    for _ in range(200):
+    for _ in range(100):
         X = rng.normal(size=(500, 4))
         eta = -0.5 + X @ [0.5, -0.4, 0.3, 0.0]
         y = rng.random(500) < 1.0 / (1.0 + np.exp(-eta)) if family == "Binomial" else rng.poisson(np.exp(eta))

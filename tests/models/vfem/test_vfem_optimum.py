@@ -16,10 +16,8 @@ WAYS = {
     "gradient with a rate of its own": {"step": "gradient", "learning_rate": 0.3},
     "a long step that must be shortened": {"step": "gradient", "learning_rate": 8.0},
     "short memory": {"memory": 2},
-    "longer memory": {"memory": 12},
     "from complete entities": {"init": "cc"},
     "from mean imputation": {"init": "impute"},
-    "from the truth": {"init": [0.5, -0.3, 0.4, 0.0, -0.6, 0.05, 3.0]},
     "from far away": {"init": np.array([5.0, 5.0, -5.0, 5.0, -5.0, 1.0, -30.0])},
 }
 

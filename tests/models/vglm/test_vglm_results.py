@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from pictures import JOURNAL, faults, page
+from pictures import WIDTHS, faults, page
 from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_columns
 
 import fedstat as fs
@@ -101,7 +101,7 @@ def drawn_columns(ax, L):
     return [line for line in ax.lines if len(line.get_xdata()) == L]
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_path_is_drawn_with_names_counts_and_the_choice(lasso, width):
     ax = lasso.plot_path(page(width, 3.6))
     lines, sd = drawn_columns(ax, 25), pooled_columns(TABLE).std(axis=0)
@@ -139,7 +139,7 @@ def test_standardized_coefficients_of_a_selection(lasso):
     assert ax.get_xlabel().replace("\n", " ") == "effect on the mean of y, per standard deviation"
 
 
-@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_criterion_and_stability_are_labeled(lasso, width):
     ax = lasso.plot_criterion(ax=page(width, 3.2))
     assert ax.get_ylabel() == "BIC" and ax.get_xscale() == "log"
