@@ -141,6 +141,14 @@ ROWS = {
         "times_of_sites",
         (100_000, 20),
     ),
+    "treatment": Row(
+        "TreatmentEffect, augmented weighting, a million rows x 20, ten sites",
+        "treatment_effect",
+        ("statsmodels_treatment",),
+        "treated_rows",
+        (1_000_000, 20),
+        goal="1.5 times statsmodels",
+    ),
     "ordinal": Row(
         "FederatedOrdinal, 100,000 x 10, four grades, four sites",
         "ordinal",

@@ -40,6 +40,21 @@ def rows_of_sites(folder, n, columns):
     frame.to_parquet(folder / "rows.parquet", index=False)
 
 
+def treated_rows(folder, n, columns):
+    """Rows of ten sites with two arms and an outcome that depend on all columns."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    n, columns = int(n), int(columns)
+    X = rng.normal(size=(n, columns))
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(columns)])
+    frame["t"] = (rng.random(n) < 1.0 / (1.0 + np.exp(-X @ rng.normal(0.0, 0.15, columns)))).astype(int)
+    frame["y"] = 0.5 * frame["t"] + X @ rng.normal(0.0, 0.3, columns) + rng.normal(size=n)
+    frame["site"] = [str(i % 10) for i in range(n)]
+    frame.to_parquet(folder / "treated.parquet", index=False)
+
+
 def times_of_sites(folder, n, columns):
     """Exponential times on a grid of 1/200 with a third of the rows censored, at four sites."""
     import numpy as np
@@ -260,6 +275,38 @@ def glore(folder, n, columns):
         return complete(fs.ClientPartition.from_frame(rows, by="site"), fs.GLORE, "y ~ .")
 
     run(frame.head(20_000))
+    return run
+
+
+def treatment_effect(folder, n, columns):
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame = pd.read_parquet(folder / "treated.parquet")
+    terms = " + ".join(f"x{j}" for j in range(int(columns)))
+
+    def run(rows=frame):
+        partition = fs.ClientPartition.from_frame(rows, by="site")
+        return complete(partition, fs.TreatmentEffect, f"y ~ {terms}", {"treatment": f"t ~ {terms}"})
+
+    run(frame.head(20_000))
+    return run
+
+
+def statsmodels_treatment(folder, n, columns):
+    import pandas as pd
+    import statsmodels.api as sm
+    from statsmodels.treatment.treatment_effects import TreatmentEffect
+
+    frame = pd.read_parquet(folder / "treated.parquet")
+    X = sm.add_constant(frame[[f"x{j}" for j in range(int(columns))]])
+
+    def run():
+        chosen = sm.Logit(frame["t"], X).fit(disp=False)
+        effect = TreatmentEffect(sm.OLS(frame["y"], X), frame["t"], results_select=chosen).aipw(disp=False)
+        str(effect.summary_frame())
+
     return run
 
 

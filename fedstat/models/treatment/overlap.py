@@ -18,13 +18,16 @@ from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.typing import Floats
 
-LEAST_CARRYING = 25.0
-"""Rows that carry the variance of a weighted mean below which its interval is unreliable."""
+LEAST_CARRYING, LEAST_SHARE = 50.0, 0.5
+"""Rows that carry the variance of a weighted mean, and their share of an arm, below which intervals fail.
+
+Weights that are nearly equal do not make the interval of a small arm worse.
+"""
 BOUNDED = Remedy("from_formula(..., estimand='ATO').fit(...)", ". Use {arguments}, whose weights are bounded")
 NOTES = Catalogue(
     critical={
-        "poor_overlap": "POOR OVERLAP: few rows of {arm} are like those of other arms. Of its {rows:,} rows "
-        f"about {{carrying:.0f}} carry the variance of the weighted mean; below {LEAST_CARRYING:.0f}, "
+        "poor_overlap": "POOR OVERLAP: few rows of '{arm}' are like those of other arms. Of its {rows:,} rows "
+        f"about {{carrying:.0f}} carry the variance of its weighted mean. Below {LEAST_CARRYING:.0f}, "
         "intervals are too short{remedy}.",
     }
 )
@@ -77,6 +80,6 @@ def overlap_notes(levels: Sequence[LevelValue], rows: Floats, sums: Floats, boun
         return
     carrying = sums[:, 1] ** 2 / sums[:, 2]
     for level, n, few in zip(levels, rows.tolist(), carrying.tolist(), strict=False):
-        if few < LEAST_CARRYING:
+        if few < min(LEAST_CARRYING, LEAST_SHARE * n):
             remedy = None if bounded else BOUNDED
             yield NOTES.note("poor_overlap", remedy=remedy, arm=str(level), rows=int(n), carrying=few)

@@ -303,7 +303,7 @@ def test_poor_overlap_comes_first_in_the_summary():
     table["arm"], table["event"] = (rng.random(n) < 1.0 / (1.0 + np.exp(-2.6 * x))).astype(int), 1
     settings = {"treatment": "arm ~ x", "formula": "Surv(time, event) ~ 1", "table": table}
     text = model(**settings).fit().summary().as_text()
-    assert text.splitlines()[0].startswith("*** POOR OVERLAP: few rows of 0")
+    assert text.splitlines()[0].startswith("*** POOR OVERLAP: few rows of '0'")
     assert "POOR OVERLAP" not in model(**settings, estimand="ATO").fit().summary().as_text()
 
 

@@ -13,6 +13,7 @@ from statsmodels.treatment.treatment_effects import TreatmentEffect
 import fedstat as fs
 from fedstat.errors import EstimationError, FormulaError, ModelError, NotAvailableError
 from fedstat.kernels.treatment import ESTIMANDS, METHODS
+from fedstat.models.treatment.overlap import overlap_notes
 
 RNG = np.random.default_rng(7)
 N = 900
@@ -274,6 +275,14 @@ def test_weights_to_a_site_balance_its_columns():
     assert abs(table["a"].mean() - means.mean()) > 0.15
 
 
+@pytest.mark.parametrize(
+    ("carrying", "rows", "found"), [(49.9, 200, 1), (50.1, 200, 0), (24.9, 50, 1), (25.1, 50, 0)]
+)
+def test_the_rule_of_overlap_at_its_boundaries(carrying, rows, found):
+    sums = np.array([[9.0, carrying**0.5, 1.0]])
+    assert len(list(overlap_notes(["new"], np.array([rows]), sums, False))) == found
+
+
 def test_what_a_target_does_not_go_with_is_refused():
     for method in ("standardization", "ipw_ra"):
         with pytest.raises(ModelError, match=r"which no mask hides\. Use method='aipw'"):
@@ -429,7 +438,7 @@ def test_balance_releases_no_sum_of_the_outcome():
 
 
 def test_poor_overlap_is_announced_first_by_one_rule():
-    """In balance, fit, survival, and what is made of them: (sum w^2)^2 / sum w^4 of an arm is below 25."""
+    """In balance, fit, survival, and what is made of them: (sum w^2)^2 / sum w^4 of an arm is below 50."""
     table = TABLE.assign(
         t=(RNG.random(N) < expit(2.0 * TABLE["a"])).astype(int), time=np.ceil(TABLE["days"] * 9)
     )
@@ -439,10 +448,10 @@ def test_poor_overlap_is_announced_first_by_one_rule():
     e = sm.Logit(table["t"], sm.add_constant(table["a"])).fit(disp=0, tol=1e-14).predict()
     weights = [1.0 / (1.0 - e[table["t"] == 0]), 1.0 / e[table["t"] == 1]]
     carrying = [(w**2).sum() ** 2 / (w**4).sum() for w in weights]
-    assert min(carrying) < 25.0
+    assert min(carrying) < 50.0
     for result in (balance, fit, times):
         found = result.diagnostics()
-        assert (found["kind"] == "poor_overlap").sum() == sum(one < 25.0 for one in carrying)
+        assert (found["kind"] == "poor_overlap").sum() == sum(one < 50.0 for one in carrying)
         assert found["kind"].iloc[0] == "poor_overlap" and "estimand='ATO'" in found["note"].iloc[0]
         assert result.summary().as_text().startswith("*** POOR OVERLAP")
     for made in (fit.predictions("t"), fit.comparisons("t"), fit.heterogeneity):
