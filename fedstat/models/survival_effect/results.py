@@ -24,7 +24,7 @@ from fedstat.models.horizontal.notes import MASKED, SUBSET, TWICE_TOO_SMALL
 from fedstat.models.results import Results
 from fedstat.models.survival_effect.estimates import WeightedCells
 from fedstat.models.survival_effect.protocol import SurvivalEffectFit
-from fedstat.models.treatment.overlap import is_bounded, overlap_notes, weight_frame
+from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.treatment.results import NOTES as TREATMENT_NOTES
 from fedstat.models.treatment.results import e_value, limit_near_one, population_of
 from fedstat.plotting import COLORS
@@ -515,15 +515,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             yield self._curve_sheet()
 
     def _arm_sheet(self) -> Sheet:
-        rows = tuple(
-            (str(level), f"{n:,.0f}", number(weight), f"{effective:,.0f}")
-            for level, (n, weight, effective) in zip(
-                self.levels, self.weights.to_numpy().tolist(), strict=True
-            )
-        )
-        widths = (12, 16, 16)
-        head = (self._fit.arm, "rows", "sum of weights", "effective rows")
-        return Sheet(head, rows, "lrrr", (WIDTH - sum(widths) - 3, *widths))
+        return arm_sheet(self.weights, ("rows", "sum of weights", "effective rows"), ",.0f")
 
     def _ratio_sheet(self) -> Sheet:
         found, ratios = self.tidy(), self.hazard_ratios()

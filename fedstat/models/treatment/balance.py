@@ -16,7 +16,7 @@ from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.results import Results
-from fedstat.models.treatment.overlap import is_bounded, overlap_notes
+from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes
 from fedstat.models.treatment.protocol import TreatmentBalance
 from fedstat.plotting import (
     COLORS,
@@ -252,13 +252,7 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
             ("Converged", yes_or_no(fit.converged)),
         ]
         yield header_sheet("Balance of a treatment", lines)
-        rows = tuple(
-            (str(level), f"{n:,.0f}", f"{has:,.0f}", f"{effective:,.1f}")
-            for level, (n, has, effective) in zip(fit.levels, arms.to_numpy().tolist(), strict=True)
-        )
-        widths = (14, 14, 16)
-        stub = WIDTH - sum(widths) - len(widths)
-        yield Sheet((fit.request.arm, "rows", "with weight", "effective rows"), rows, "lrrr", (stub, *widths))
+        yield arm_sheet(arms, ("rows", "with weight", "effective rows"), ",.1f")
         frame, several = self.tidy(), len(fit.levels) > 2
         names = short_names(frame["term"].tolist())
         figures = frame[["smd_unweighted", "smd", "variance_ratio_unweighted", "variance_ratio"]]

@@ -16,6 +16,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.notes import Catalogue, Note
+from fedstat.inference.tables import WIDTH, Sheet, number
 from fedstat.typing import Floats
 
 LEAST_CARRYING, LEAST_SHARE = 50.0, 0.5
@@ -26,8 +27,8 @@ Weights that are nearly equal do not make the interval of a small arm worse.
 BOUNDED = Remedy("from_formula(..., estimand='ATO').fit(...)", ". Use {arguments}, whose weights are bounded")
 NOTES = Catalogue(
     critical={
-        "poor_overlap": "POOR OVERLAP: few rows of '{arm}' are like those of other arms. Of its {rows:,} rows "
-        f"about {{carrying:.0f}} carry the variance of its weighted mean. Below {LEAST_CARRYING:.0f}, "
+        "poor_overlap": "POOR OVERLAP: few rows of '{arm}' are like those of other arms. Of its {rows:,} "
+        f"rows about {{carrying:.0f}} carry the variance of its weighted mean. Below {LEAST_CARRYING:.0f}, "
         "intervals are too short{remedy}.",
     }
 )
@@ -56,6 +57,20 @@ def weight_frame(arm: str, levels: Sequence[LevelValue], rows: Floats, sums: Flo
         "effective_rows": sums[:, 0] ** 2 / sums[:, 1],
     }
     return pd.DataFrame(columns, index=pd.Index(levels, name=arm))
+
+
+def arm_sheet(frame: pd.DataFrame, heads: Sequence[str], last: str = "") -> Sheet:
+    """Make the table of a summary by arm; the last column has a format of its own, or that of numbers."""
+    rows = [
+        (
+            str(level),
+            *(f"{one:,}" if isinstance(one, int) else number(one) for one in values[:-1]),
+            format(values[-1], last) if last else number(values[-1]),
+        )
+        for level, *values in frame.reset_index().astype(object).to_numpy().tolist()
+    ]
+    widths = (12, 16, 16)
+    return Sheet((str(frame.index.name), *heads), tuple(rows), "lrrr", (WIDTH - sum(widths) - 3, *widths))
 
 
 def is_bounded(estimand: str, target: str) -> bool:

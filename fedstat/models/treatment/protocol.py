@@ -44,6 +44,17 @@ FEW_ROWS = (
     "a few rows of a site have nearly all weight in a potential mean: the arms hardly overlap. The weights "
     "of the rows of overlap (ATO) are bounded, and trimming leaves rows with a rare arm out"
 )
+INFINITE = "separated{}: the estimates of {{listed}} would be infinite"
+SEPARATED = {
+    PROPENSITY: f"the arms of {{arm!r}} are {INFINITE.format('')}, as where all rows of a level are in one "
+    "arm. There are no rows to compare with. Leave out the term, merge its level with another, or leave "
+    "these rows out",
+    MEMBERSHIP: f"the rows of {{target!r}} are {INFINITE.format(' from those of other sites')}. Its rows are "
+    "like no others in these columns. Leave out the term, or merge its level with another",
+    OUTCOME: f"the outcomes of an arm are {INFINITE.format('')}, as where a level has no events. Leave the "
+    "term out of the formula of the outcome, or merge its level with another",
+}
+"""Errors of a stage whose likelihood increases without end."""
 EXACT_STEPS = 2
 """Steps for linear equations; the second removes the rounding error of the first."""
 
@@ -237,22 +248,25 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             )
         return StagedSolution(design, levels, equations, chain, arms, theta, shared), alone
 
+    def sums_at(self, point: dict[str, Array], stage: int) -> FitProtocol[LikelihoodSums]:
+        """Request the sums of a stage; an error if few rows have nearly all weight."""
+        total = yield from self.evaluate(point)
+        if total is None:
+            raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+        return total
+
     def solve(self, solution: StagedSolution, stage: int) -> FitProtocol[LikelihoodSums]:
         """Solve a stage with the estimates of those before, and return the sums at its end."""
         equations, chain, design, request = solution.equations, solution.chain, solution.design, self.request
         theta, point = solution.theta, partial(point_of, design, stage)
         free = parameters_of(chain, equations, stage)
-        total = yield from self.evaluate(point(theta))
-        if total is None:
-            raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+        total = yield from self.sums_at(point(theta), stage)
         if stage != MEANS:
             require_stage(chain, equations, stage, total, design)
         if stage == MEANS or (stage == OUTCOME and request.spec.least_squares):
             for _ in range(EXACT_STEPS):
                 theta[free] += total.step(np.flatnonzero(free))
-                total = yield from self.evaluate(point(theta))
-                if total is None:
-                    raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
+                total = yield from self.sums_at(point(theta), stage)
             return total
         names, terms = (
             parameter_names(chain, equations, solution.levels, columns)
@@ -345,20 +359,4 @@ def separated(
         step[free], before[inside], now[inside], back[inside], slopes, complete=complete
     )
     listed = name_columns(culprits, reference, own, by_term)
-    if stage == PROPENSITY:
-        return EstimationError(
-            f"the arms of {request.arm!r} are separated: the estimates of {listed} would be infinite, as "
-            "where all rows of a level are in one arm. There are no rows to compare with. Leave out the "
-            "term, merge its level with another, or leave these rows out"
-        )
-    if stage == MEMBERSHIP:
-        return EstimationError(
-            f"the rows of {request.target!r} are separated from those of other sites: the estimates of "
-            f"{listed} would be infinite. Its rows are like no others in these columns. Leave out the term, "
-            "or merge its level with another"
-        )
-    return EstimationError(
-        f"the outcomes of an arm are separated: the estimates of {listed} would be infinite, as where a "
-        "level has no events. Leave the term out of the formula of the outcome, or merge its level with "
-        "another"
-    )
+    return EstimationError(SEPARATED[stage].format(listed=listed, arm=request.arm, target=request.target))

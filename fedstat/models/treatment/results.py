@@ -18,14 +18,14 @@ from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heter
 from fedstat.inference.homogeneity_tests import SiteWelchTerms, welch_test
 from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.tables import WIDTH, Sheet, number, show_probability, yes_or_no
+from fedstat.inference.tables import Sheet, show_probability, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clusters_line, tests_line
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
-from fedstat.models.treatment.overlap import is_bounded, overlap_notes, weight_frame
+from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first, parameter_names
 from fedstat.models.treatment.steps import weights_of
 from fedstat.typing import Floats
@@ -327,17 +327,7 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         yield from rest
 
     def _arm_sheet(self) -> Sheet:
-        rows = tuple(
-            (str(level), f"{int(rows):,}", number(mean), number(potential))
-            for level, rows, mean, potential in zip(
-                self._fit.levels, *self.arms.to_numpy().T.tolist(), strict=True
-            )
-        )
-        widths = (12, 14, 16)
-        stub = WIDTH - sum(widths) - len(widths)
-        return Sheet(
-            (str(self._fit.request.arm), "rows", "mean", "potential mean"), rows, "lrrr", (stub, *widths)
-        )
+        return arm_sheet(self.arms, ("rows", "mean", "potential mean"))
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
@@ -419,36 +409,11 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         """
         if self._model is None:
             raise NotAvailableError("placebo: this result was read from a file; fit the model again")
-        model = type(self._model).from_formula(
-            formula, self._model.partition, **self._model._given | settings
-        )
-        found = model.fit(**self._call.arguments)
+        given = {**self._model._given, **settings}
+        model = type(self._model).from_formula(formula, self._model.partition, **given)
+        found: Self = model.fit(**self._call.arguments)
         found._record = replace(found._record, placebo=True)
         return found
-
-    def with_covariance(self, cov_type: str, cov_kwds: dict[str, str] | None = None) -> NoReturn:
-        """Refuse other covariances.
-
-        Raises
-        ------
-        NotAvailableError
-            The covariance is that of the stacked equations, which supposes no variance of the outcome.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
-        >>> model = fs.TreatmentEffect.from_formula("died ~ age", partition, treatment="arm ~ age")
-        >>> try:
-        ...     model.fit().with_covariance("HC1")
-        ... except fs.errors.NotAvailableError as error:
-        ...     print(type(error).__name__)
-        NotAvailableError
-        """
-        raise NotAvailableError(
-            "with_covariance: the covariance is that of the stacked equations, which supposes no variance of "
-            "the outcome and includes the errors of all models"
-        )
 
     def subgroups(self, effect: str, by: str | Sequence[str]) -> NoReturn:
         """Refuse fits of subgroups.

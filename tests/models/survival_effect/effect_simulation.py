@@ -1,22 +1,26 @@
 """Simulations of effects of a treatment, with the pooled arithmetic that tests compare with federated fits.
 
 ``python tests/models/survival_effect/effect_simulation.py coverage 500`` prints the table of coverage,
-`robustness` augmented weighting with wrong models, and `trials` a comparison of weighted Cox models.
+`robustness` augmented weighting with wrong models, `trials` a comparison of weighted Cox models, `overlap`
+the coverage by the rule of poor overlap, and `transport` that in the rows of one site.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 from scipy.special import expit
 
+import fedstat as fs
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
 from fedstat.models.descriptive.protocol import with_ends_apart
 from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
+from fedstat.models.treatment.overlap import overlap_notes, spread_of
 
 ENDS = np.arange(0.25, 3.01, 0.25)
 LOG_RATIO, SHARED = -0.5, (0.5, 0.3)
@@ -268,7 +272,65 @@ def federated_trials(replications: int, n: int = 500) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).set_index(["truth", "errors"])
 
 
+def overlap_rule(replications: int) -> pd.DataFrame:
+    """Return the coverage of weighted and augmented differences by the rows that carry the variance.
+
+    Three covariates, one binary and one skewed in half of the settings, shift arm and outcome, whose effect
+    varies; the outcome has a square that linear models lack in half of the settings.
+    """
+    rng, rows = np.random.default_rng(21), []
+    for n, strength, skewed, square in product(
+        (300, 1000, 5000), (0.25, 0.5, 1.0, 1.5, 2.0), (False, True), (False, True)
+    ):
+        for _ in range(replications):
+            x = rng.normal(size=(n, 3))
+            x[:, 1] = x[:, 1] > 0.25
+            x[:, 2] = rng.exponential(size=n) - 1.0 if skewed else x[:, 2]
+            t = (rng.random(n) < expit(0.7 * strength * x.sum(axis=1) - strength)) * 1.0
+            y = x @ [1.0, 0.5, 1.0] + square * 0.5 * (x[:, 0] ** 2 - 1.0) + t * (1.0 + 0.5 * x[:, 0])
+            y, Z = y + rng.normal(size=n), np.column_stack([np.ones(n), x])
+            try:
+                p = Propensity.fit(t, Z)
+            except (RuntimeError, np.linalg.LinAlgError):  # separated arms have no estimate
+                continue
+            mean, phi = mean_influences(p, t, y)
+            found = (float(mean[1] - mean[0]), float(np.linalg.norm(p.stacked(phi) @ [-1.0, 1.0])))
+            inside = [abs(value - 1.0) <= Z95 * error for value, error in (found, augmented(p, t, y, Z, Z))]
+            sums = spread_of(np.column_stack([1.0 - t, t]) * p.w[:, None])
+            few = any(overlap_notes("01", sums[:, 0], sums[:, 1:], False))
+            rows.append((float((sums[:, 2] ** 2 / sums[:, 3]).min()), few, *inside))
+    frame = pd.DataFrame(rows, columns=["carrying", "announced", "weighted", "augmented"])
+    classes = pd.cut(frame["carrying"], [0, 10, 25, 50, 100, np.inf]).astype(str)
+    both = pd.concat([classes, frame["announced"].map({True: "announced", False: "not announced"})])
+    return pd.concat([frame, frame]).groupby(both.to_numpy())[["weighted", "augmented"]].agg(["size", "mean"])
+
+
+def transport(replications: int) -> pd.DataFrame:
+    """Return the coverage of the effect in the rows of one of three sites, whose columns differ."""
+    rows = {}
+    for n in (300, 1000, 5000):
+        rng, inside = np.random.default_rng([31, n]), []
+        for _ in range(replications):
+            site = np.arange(n) % 3
+            X = rng.normal(size=(n, 2)) + 0.5 * (site[:, None] - 1.0)
+            t = (rng.random(n) < expit(0.4 * X[:, 0] - 0.4 * X[:, 1])) * 1.0
+            y = X.sum(axis=1) + t * (0.5 + 0.5 * X[:, 0]) + rng.normal(size=n)
+            d = pd.DataFrame({"site": site.astype(str), "a": X[:, 0], "b": X[:, 1], "t": t, "y": y})
+            partition = fs.ClientPartition.from_frame(d, by="site")
+            model = fs.TreatmentEffect.from_formula("y ~ a + b", partition, treatment="t ~ a + b", target="2")
+            fits = [model.fit(method, local=False, masked=False) for method in ("ipw", "aipw")]
+            inside.append([abs(fit.params.iloc[0] - 0.75) <= Z95 * fit.bse.iloc[0] for fit in fits])
+        rows[n] = np.mean(inside, axis=0)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["weighted", "augmented"])
+
+
 if __name__ == "__main__":
     what, replications = sys.argv[1], int(sys.argv[2])
-    tables = {"coverage": coverage_table, "robustness": double_robustness, "trials": federated_trials}
+    tables = {
+        "coverage": coverage_table,
+        "robustness": double_robustness,
+        "trials": federated_trials,
+        "overlap": overlap_rule,
+        "transport": transport,
+    }
     print(tables[what](replications).round(4).to_string())

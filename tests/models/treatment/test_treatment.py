@@ -357,7 +357,7 @@ def test_errors_of_clusters_are_those_of_the_pooled_equations(method, given, mas
 
 
 def test_few_clusters_are_announced_first():
-    fit = model().fit(cov_type="cluster", cov_kwds={"groups": "site"})
+    fit = model().fit().with_covariance("cluster", {"groups": "site"})
     assert fit.diagnostics()["kind"].iloc[0] == "few_clusters" and "(site, 3, CR1)" in fit.summary().as_text()
     assert_is(fit, pooled(groups=TABLE["site"].astype("category").cat.codes.to_numpy()))
     for kwds in (None, {"groups": "ward", "correction": "CR2"}, {"groups": 3}):
@@ -584,7 +584,6 @@ def test_wrong_formulas_and_arguments_are_refused():
     with pytest.raises(NotAvailableError, match="predictions"):
         fit.effect("a")
     for call in (
-        lambda: fit.with_covariance("HC1"),
         lambda: fit.subgroups("t", by="e"),
         lambda: fit.plot_coefficients(standardized=True),
         lambda: fit.predictions(),
