@@ -93,6 +93,25 @@ class EquationChain:
         return out
 
 
+def two_step_products(products: Floats, slopes: Floats, information: Floats) -> Floats:
+    """Return products of the scores of a second step that account for the estimates of a first, (p, p).
+
+    With the inverse derivative of the second step on both sides they are its covariance (Newey and McFadden
+    1994, "Large sample estimation and hypothesis testing", section 6).
+
+    Parameters
+    ----------
+    products : (p + q, p + q) array
+        Outer products of the scores, those of the first step last.
+    slopes : (p, q) array
+        Derivatives of the second scores by the estimates of the first step.
+    information : (q, q) array
+        Minus the derivative of the first scores.
+    """
+    whole = np.hstack([np.eye(len(slopes)), np.linalg.solve(information.T, slopes.T).T])
+    return np.asarray(whole @ products @ whole.T)
+
+
 def sandwich(derivative: Floats, products: Floats) -> Floats:
     """Return the covariance ``A^-1 B A^-T`` of the solution, (q, q).
 

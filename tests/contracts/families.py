@@ -180,6 +180,17 @@ def estimates(count: int = 3) -> list[Any]:
     return [sm.OLS.from_formula("y ~ x", table).fit() for table in tables]
 
 
+def weighted(name: str, formula: str, treatment: str, data: str = "rows", **settings: Any) -> Fit:
+    """Return a fit of a model of rows that are weighted by a fitted propensity model."""
+
+    def make(partition: fs.ClientPartition) -> Any:
+        given = fs.TreatmentEffect.from_formula("y ~ 1", partition, treatment=treatment)
+        weights = given.balance(overlap=False)
+        return getattr(fs, name).from_formula(formula, partition, weights=weights, **settings)
+
+    return Fit(name, data, make, {})
+
+
 GROUPS = {"cov_type": "cluster", "cov_kwds": {"groups": "person"}}
 SURVEY = {"cov_type": "survey", "cov_kwds": {"clusters": "ward", "strata": "site"}}
 COMMON = {"baseline": "common", "grid": 2, "until": 30}
@@ -356,6 +367,14 @@ FITS: dict[str, Fit] = {
         ).balance(),
     ),
     "treatment cut off": of("TreatmentEffect", "rows", "y ~ x", {"maxiter": 1}, treatment="e ~ x"),
+    "glm of weighted rows": weighted("FederatedGLM", "k ~ C(g)", "g ~ x + z", family=POISSON),
+    "ols of weighted rows": weighted("FederatedOLS", "y ~ e", "e ~ x + z", "two rows"),
+    "gee of weighted rows": weighted(
+        "FederatedGEE", "e ~ C(g) + visit", "g ~ x + z", groups="person", family=BINOMIAL
+    ),
+    "cox of weighted rows": weighted(
+        "FederatedCox", "Surv(time, died) ~ C(g) + cluster(person)", "g ~ x + z"
+    ),
     "ordinal": of("FederatedOrdinal", "rows", "grade ~ x + z"),
     "ordinal robust": of(
         "FederatedOrdinal", "rows", "grade ~ x + C(g)", {"cov_type": "HC1"}, distr="cloglog", freq_weights="f"

@@ -27,6 +27,7 @@ from fedstat.federation.design.formula.syntax_tree import (
 )
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
+from fedstat.federation.design.propensity_weights import WeightedArms
 from fedstat.federation.design.site_rows import (
     INTERCEPT,
     CompleteRows,
@@ -157,7 +158,8 @@ class RowCounts:
         name, question = self.data.name, self.question
         if self._moments is None or self._ones is None:
             raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
-        state.report(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
+        more = sum(len(one.coefficients) for one in question.propensities)
+        state.report(RowCount(int(self.used.sum()), len(self.names) + question.intercept + more))
         state.report(*subset_counts(question, self.n, self.outside))
         # Squares overflow above 1e154; the fit would fail later, and in words that name no column.
         large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
@@ -201,6 +203,7 @@ class RowCounts:
     def _weighted(self) -> list[str]:
         """Origin of the weights."""
         names = [name for role, name in self.question.weights.items() if role != "exposure"]
+        names += [one.arm for one in self.question.propensities]
         trials = [self.question.response] if self.question.response.startswith("cbind") else []
         return names + trials
 
@@ -398,19 +401,48 @@ class OpenRows:
         return raw
 
     def directions(self) -> Iterator[Floats]:
-        """Return the standardized design, and the offset as a further column: its sum is released as well."""
-        offsets = [rows.offset for rows, _ in self.chunks() if rows.offset is not None]
-        if not offsets:
+        """Return the standardized design, with the offset and the columns of propensity models.
+
+        Their sums are released as well.
+        """
+        parts = (
+            [*([] if rows.offset is None else [rows.offset]), *self._propensity_columns(rows)]
+            for rows, _ in self.chunks()
+        )
+        further = [np.column_stack(part) for part in parts if part]
+        if not further:
             yield from (X for _, X in self.chunks())
             return
-        values = np.concatenate(offsets)
-        mean, sd = values.mean(), values.std() or 1.0
-        for (_, X), offset in zip(self.chunks(), offsets, strict=True):
-            yield np.column_stack([X, (offset - mean) / sd])
+        values = np.concatenate(further)
+        mean, sd = values.mean(axis=0), values.std(axis=0)
+        for (_, X), more in zip(self.chunks(), further, strict=True):
+            yield np.column_stack([X, (more - mean) / np.where(sd > 0.0, sd, 1.0)])
 
     def design_columns(self) -> Iterator[Floats]:
-        """Return the design without intercept, in the units of the data, and the cells of its factors."""
-        return self._in_one(lambda rows: [])
+        """Return the design without intercept, in the units of the data, and the cells of its factors.
+
+        Columns of propensity models follow.
+        """
+        return self._in_one(self._propensity_columns)
+
+    def _propensity_columns(self, rows: CompleteRows) -> list[Floats]:
+        return [one.design(rows.frame, self.data.name)[:, 1:] for one in self.question.propensities]
+
+    def weighted_arms(self) -> list[WeightedArms]:
+        """Return the rows with each propensity model by which they are weighted."""
+        if not self.question.propensities:
+            return []
+        frame = pd.concat([rows.frame[list(self.question.needed)] for rows, _ in self.chunks()])
+        return [one.rows(frame, self.data.name) for one in self.question.propensities]
+
+    def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts]:
+        """Facts on the arms and the columns of propensity models, which a fit of these reports as well."""
+        chunks = [rows for rows, _ in self.chunks()]
+        for one in self.question.propensities:
+            Z = np.concatenate([one.design(rows.frame, self.data.name)[:, 1:] for rows in chunks])
+            arm = np.concatenate([one.arms_of(rows.frame, self.data.name) for rows in chunks])
+            yield LevelRowCounts(one.arm, np.bincount(arm, minlength=len(one.levels)).tolist())
+            yield IndicatorCounts(count_ones(Z), len(Z), one.names[1:])
 
     def released_columns(self) -> Iterator[Floats]:
         """Return the same, with response, offset and weights."""
@@ -420,7 +452,8 @@ class OpenRows:
             y = [rows.y] if self.question.response else []
             if self.question.has_categories:  # sums over the rows of a category are those with its indicator
                 y = [(rows.y[:, None] == places).astype(np.float64)]
-            return [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
+            known = [*([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
+            return [*y, *known, *self._propensity_columns(rows)]
 
         return self._in_one(more)
 
@@ -484,12 +517,19 @@ class OpenRows:
         if question.has_categories:
             response = [f"{question.response_columns[0]}[{level}]" for level in question.categories]
         offset = self.offset_name
-        weights = [name for role, name in question.weights.items() if role != "exposure"]
+        weights: dict[str, tuple[str, ...]] = {
+            name: (name,) for role, name in question.weights.items() if role != "exposure"
+        }
+        if question.propensities:
+            read_by = dict.fromkeys(name for one in question.propensities for name in one.needed)
+            weights |= {"weights": tuple(read_by)}
         names, summed = self._columns()
-        more = [*response, *offset, *weights]
+        further, of_further = self.propensity_names()
+        more = [*response, *offset, *weights, *further]
         rows = np.flatnonzero(self.used)
         kept, own = [True] * len(more), [tuple(question.response_columns)] * len(response)
-        read = [*self._read(len(names)), *own, *[tuple(question.offset_columns)] * len(offset), *zip(weights)]
+        own += [tuple(question.offset_columns)] * len(offset)
+        read = [*self._read(len(names)), *own, *weights.values(), *of_further]
         yield SummedProducts(self.released_columns, [*names, *more], rows, [*summed, *kept], read=read)
         if weights or question.response.startswith("cbind"):
             found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
@@ -503,14 +543,21 @@ class OpenRows:
     def products_with(self, weights: Floats) -> SummedProducts:
         """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
         names, summed = self._columns()
+        further, of_further = self.propensity_names()
         return SummedProducts(
             self.design_columns,
-            names,
+            [*names, *further],
             np.flatnonzero(self.used),
-            summed,
+            [*summed, *[True] * len(further)],
             weights=weights,
-            read=self._read(len(names)),
+            read=[*self._read(len(names)), *of_further],
         )
+
+    def propensity_names(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Names of the columns of propensity models, and the columns of the table that each one reads."""
+        models = self.question.propensities
+        names = [f"{name} (of {one.arm})" for one in models for name in one.names[1:]]
+        return names, [one.spec.columns for one in models for _ in one.names[1:]]
 
     def _read(self, count: int) -> list[tuple[str, ...]]:
         """Columns of the table from which each of `count` columns is computed, those of the design first."""
@@ -780,8 +827,9 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     opened.fixed = len(tally.names) if fixed < 0 else fixed
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardized columns, where a direction that few rows have does not hide behind units.
-    design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *opened.offset_name))
-    state.report(design, *opened.products())
+    further = (*opened.offset_name, *opened.propensity_names()[0])
+    design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *further))
+    state.report(*opened.arm_facts(), design, *opened.products())
     own = {question.response_columns[0]: question.categories} if question.has_categories else {}
     state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))
     state.report(question.column_sums(tally.used))

@@ -45,6 +45,7 @@ from fedstat.federation.design.formula.syntax_tree import (
 )
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.imputed_cells import ImputedTable, imputed_cells
+from fedstat.federation.design.propensity_weights import PropensityWeights
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts
 from fedstat.federation.disclosure.state import SiteData
@@ -90,6 +91,7 @@ class RowsRequest:
     `placed` are the splines whose knots were found from counts: what the analyst wrote, by what the terms
     have now. `absorbed` are effects whose levels are removed from response and columns, each the labels whose
     combinations are its levels; factors are then coded as next to an intercept, which the design has not.
+    Rows have the product of the weights of all `propensities`.
     """
 
     response: str
@@ -108,6 +110,7 @@ class RowsRequest:
     placed: Mapping[str, str] = field(default_factory=dict)
     imputed: ImputedTable | None = None
     absorbed: tuple[tuple[str, ...], ...] = ()
+    propensities: tuple[PropensityWeights, ...] = ()
 
     @property
     def absorbed_texts(self) -> tuple[str, ...]:
@@ -147,7 +150,9 @@ class RowsRequest:
         """All columns that are read, each once."""
         named = (*self.response_columns, *self.columns, *self.offset_columns, *self.weights.values())
         response = (self.curve_response,) if self.curve_response else ()
-        return tuple(dict.fromkeys((*named, *self.labels, *response, *self.curves, *self.subset_columns)))
+        of_arms = (name for one in self.propensities for name in one.needed)
+        more = (*self.labels, *response, *self.curves, *self.subset_columns, *of_arms)
+        return tuple(dict.fromkeys((*named, *more)))
 
     @property
     def subset_columns(self) -> tuple[str, ...]:
@@ -174,7 +179,7 @@ class RowsRequest:
     def to_json(self) -> str:
         """Write the question as JSON text, without a subset, found knots or imputed cells as before these."""
         plain = codec.to_plain(self)
-        for name in ("subset", "placed", "imputed", "absorbed"):
+        for name in ("subset", "placed", "imputed", "absorbed", "propensities"):
             if not plain[name]:
                 del plain[name]
         return json.dumps(plain, allow_nan=False)
@@ -201,6 +206,10 @@ class RowsRequest:
         labels = {name for names in self.absorbed for name in names}
         if self.absorbed and (self.intercept or self.effects or not plain or not labels <= set(self.labels)):
             raise MessageError("the question about a table's rows absorbs effects that it cannot have")
+        for one in self.propensities:
+            one.check()
+        if self.propensities and (self.absorbed or self.effects or set(self.weights) - {"exposure"}):
+            raise MessageError("the question about a table's rows has weights that do not belong together")
         if self.curve_response:
             if self.response or self.response_columns:
                 raise MessageError("the question about a table's rows has two responses")
@@ -220,11 +229,17 @@ class RowsRequest:
         """Report what is to be computed, which the site checks before a row is read."""
         return (
             replace(term_facts(self.read_every_term()), counted=self.counted),
+            *(term_facts(one.read_terms()) for one in self.propensities),
             *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
             subset_facts(self.subset),
             column_facts((*self.weights.values(), *self.read_curves), self.labels),
         )
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights or an exposure."""
+        return bool(self.weights or self.propensities)
 
     @property
     def counts_rows(self) -> bool:
@@ -438,6 +453,9 @@ def _offset(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats | N
 
 def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str, Floats]:
     weights = {}
+    if question.propensities:
+        factors = [one.rows(frame, site).weights for one in question.propensities]
+        weights["var_weights"] = np.prod(factors, axis=0)
     for role in ("freq_weights", "var_weights"):
         if role not in question.weights:
             continue

@@ -15,6 +15,7 @@ from fedstat.federation.design.block import CodedBlock
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, NamedColumns, OpenRows
+from fedstat.federation.design.propensity_weights import WeightedArms
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix
 from fedstat.federation.design.spline_knots import KnotsRequest, assumed_counts
 from fedstat.federation.design.transform_states import (
@@ -234,6 +235,15 @@ class DrawnRows(OpenRows):
         """Return the rows instead of changed ones."""
         return X
 
+    def weighted_arms(self) -> list[WeightedArms]:
+        """Draw columns and arms of propensity models."""
+        n, rng, found = sum(len(X) for _, X in self.chunks()), synthetic_generator(), []
+        for one in self.question.propensities:
+            columns = rng.normal(size=(n, len(one.names))) * one.scale + one.shift
+            columns[:, 0] = 1.0
+            found.append(one.at(columns, np.arange(n) % len(one.levels)))
+        return found
+
     def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
         """Suppose that all rows have it."""
         return np.ones(len(rows.y), dtype=bool)
@@ -253,7 +263,8 @@ def open_synthetic_rows(data: SiteData, agreement: RowsSchema, rows: CompleteRow
 def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> CompleteRows:
     """Rows with a drawn response, weights of one and offsets of zero, where the model has them."""
     m = len(y)
-    weights = {role: np.ones(m) for role in question.weights if role != "exposure"}
+    roles = [*question.weights, *["var_weights"] * bool(question.propensities)]
+    weights = {role: np.ones(m) for role in roles if role != "exposure"}
     offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
     counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
     # In an order that does not depend on the other columns.

@@ -436,7 +436,7 @@ class CategoryResults(PredictorResults):
             )
             first, second, n = sums.first, sums.second, float(fit.counts[0].sum())
             changed = [sums.effects / n, sums.slopes / n]
-        elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
+        elif self.basis.agreement.question.offsets or self.basis.agreement.question.weighted:
             why = "get_margeff: at='mean' needs means that sites do not report"
             raise NotAvailableError(why, remedy=AT_OVERALL)
         else:

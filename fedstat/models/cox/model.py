@@ -39,6 +39,7 @@ from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.clusters import clusters_of_formula
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
+from fedstat.models.rows.estimated_weights import STACKED
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
 
@@ -151,7 +152,10 @@ class FederatedCox(HorizontalModel):
 
     @takes_parsed
     @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
-    def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+    def __init__(
+        self, formula: Formula, partition: ClientPartition, *, weights: Any = None, **settings: Any
+    ) -> None:
+        self._weigh(weights, formula, **settings)
         if not formula.intercept:
             raise FormulaError(
                 "formula: a Cox model has no intercept, and levels are compared with a reference; leave 0 or "
@@ -181,7 +185,7 @@ class FederatedCox(HorizontalModel):
             ``cluster(id)``.
         partition : ClientPartition
             In the horizontal layout.
-        offset, freq_weights, var_weights, labels, complete, missing, subset
+        weights, offset, freq_weights, var_weights, labels, complete, missing, subset
             As for :meth:`FederatedGLM.from_formula`.
         """
         return super().from_formula(formula, partition, **settings)
@@ -190,7 +194,7 @@ class FederatedCox(HorizontalModel):
     def fit(
         self,
         *,
-        cov_type: Literal["nonrobust", "robust", "cluster"] | None = None,
+        cov_type: Literal["nonrobust", "robust", "cluster", "stacked"] | None = None,
         cov_kwds: dict[str, str] | None = None,
         ties: Literal["efron", "breslow"] = "efron",
         baseline: Literal["site", "common"] = "site",
@@ -207,11 +211,13 @@ class FederatedCox(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"nonrobust", "robust", "cluster"}, optional
+        cov_type : {"nonrobust", "robust", "cluster", "stacked"}, optional
             "nonrobust" is the inverse information; "robust" the sandwich of the rows' scores; "cluster" that
             of the clusters of ``cluster(id)`` in the formula, within sites, and the default where the formula
-            names them. Scores are corrected for the leverage of clusters (Wang, Turner and Li 2023), and
-            tests are Student's t on the effective number of clusters less one.
+            names them. Its scores are corrected for the leverage of clusters (Wang, Turner and Li 2023), and
+            tests are Student's t on the effective number of clusters less one. "stacked", the default with
+            `weights` of a treatment, accounts for their estimation, and for clusters of the formula; the
+            others take the weights as known.
         cov_kwds : dict, optional
             ``{"correction": "CR0"}`` is the sandwich of clusters without a correction, with normal tests, as
             R's ``coxph``.
@@ -271,7 +277,20 @@ class FederatedCox(HorizontalModel):
         age          1.04      1.03       1.05
         """
         call = Call.of(self.fit, locals())
-        kind, choice = clusters_of_formula(self.formula.clusters, cov_type, cov_kwds)
+        weighs = bool(self.question.propensities)
+        if weighs and (baseline == "common" or cov_type == "nonrobust"):
+            raise ModelError(
+                "weights: those of a treatment need baseline='site' and robust errors",
+                remedy=Remedy(
+                    "fit(cov_type='stacked')", "Use {arguments}, or SurvivalEffect for one baseline"
+                ),
+            )
+        stacked = cov_type == STACKED or (weighs and cov_type is None)
+        if stacked and not weighs:
+            raise ModelError("cov_type: 'stacked' is for weights of a treatment, and the model has none")
+        of_formula = self.formula.clusters
+        kind, choice = clusters_of_formula(of_formula, "robust" if stacked else cov_type, cov_kwds)
+        kind, clusters = (STACKED, of_formula) if stacked else (kind, of_formula if choice else ())
         check_choice("ties", ties, ("efron", "breslow"))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
@@ -290,9 +309,10 @@ class FederatedCox(HorizontalModel):
 
         def estimate(model: FederatedCox, attempt: FitAttempt) -> CoxResults:
             session = model._open_session(FAMILY, check_masked(masked, len(model.sites), model._masks_wanted))
-            request = CoxRequest(ties, model.formula.strata, () if choice is None else model.formula.clusters)
+            request = CoxRequest(ties, model.formula.strata, clusters)
             newton, column = CoxNewton(session, request, maxiter, tol), model.partition.site_column
-            protocol = newton.run(kind, local, edges, column, choice, check_assumptions)
+            # Own fits, and the test of an assumption, take the information as that of a likelihood.
+            protocol = newton.run(kind, local and not weighs, edges, column, choice, check_assumptions)
             fit, outcomes = attempt.run(protocol, session.masked_sites)
             if not fit.converged:
                 count = maxiter if fit.common is None else len(fit.common.trace)

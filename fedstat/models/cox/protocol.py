@@ -32,6 +32,7 @@ from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.rows.estimated_weights import STACKED, stacked_sums
 from fedstat.models.rows.newton import (
     LikelihoodNewton,
     LikelihoodSums,
@@ -42,6 +43,8 @@ from fedstat.models.rows.newton import (
 )
 from fedstat.typing import Array, Floats, Matrix, Vector
 
+WEIGHTED = "it takes the information as that of a likelihood, which weighted rows do not have"
+"""Why there is no score test with estimated weights."""
 LEAST_SHARE = 1e-12
 """Share of the largest information, of standardized columns, below which a column has none."""
 NO_STEP = (
@@ -59,7 +62,8 @@ class CoxFit:
     `null` is the log-likelihood at zero, `score_test` the statistic there. `pairs` and `squares` are those
     of :func:`fedstat.kernels.partial_likelihood.concordance`; `trace` has log-likelihood, length of the step
     in standard errors, and its largest change of a coefficient, by evaluation. `meat` is the sum of outer
-    products of the scores of rows, or of the clusters that `clustering` describes. With one baseline hazard
+    products of the scores of rows, or of the clusters that `clustering` describes, `spread` (A, 3) has
+    estimated weights by arm. With one baseline hazard
     for all sites, `common` is the fit, and all else is that with one for each site.
     """
 
@@ -77,6 +81,7 @@ class CoxFit:
     squares: Annotated[Floats, "3"]
     meat: Matrix | None
     clustering: Clustering | None
+    spread: Annotated[Floats, "A 3"] | None
     apart: Annotated[Floats, "2"] | None
     trace: Annotated[Floats, "E 3"]
     converged: bool
@@ -142,8 +147,9 @@ class CoxNewton(LikelihoodNewton[LikelihoodSums]):
         each site is then the start, from which few coefficient vectors are enough.
         """
         fit = yield from self.estimate(cov_type, local, edges, site_column, clusters)
-        if not check_assumptions:
-            return fit, dict.fromkeys(tested(fit), NOT_REQUESTED)
+        weighs = bool(self.session.agreement.question.propensities)
+        if weighs or not check_assumptions:
+            return fit, dict.fromkeys(tested(fit), WEIGHTED if weighs else NOT_REQUESTED)
         return fit, (yield from self.outcomes(fit))
 
     def outcomes(self, fit: CoxFit) -> FitProtocol[Outcomes]:
@@ -208,15 +214,19 @@ class CoxNewton(LikelihoodNewton[LikelihoodSums]):
             stuck=NO_STEP,
         )
         # 4. Concordance, residual products, and the comparison of the sites.
-        own, robust = (clusters, cov_type != "nonrobust") if edges is None else (None, False)
+        robust = edges is None and cov_type not in ("nonrobust", STACKED)
+        own = clusters if edges is None else None
         ended = yield from self.finish(
             self.point(scale, gamma), [robust, own is not None], own, total.information
         )
-        score, meat, clustering = at_zero.score, None, None
+        score, meat, clustering, spread = at_zero.score, None, None, None
         if own is not None:
             meat, clustering = own.added(ended)
         elif robust:
             meat = add(ended, "meat")
+        elif cov_type == STACKED:
+            stacked = yield from stacked_sums(session, self.point(scale, gamma))
+            meat, spread = stacked.meat, stacked.spread
         fit = CoxFit(
             gamma=gamma,
             total=total,
@@ -232,7 +242,8 @@ class CoxNewton(LikelihoodNewton[LikelihoodSums]):
             squares=add(ended, "squares"),
             meat=meat,
             clustering=clustering,
-            apart=add(ended, "apart") if session.masked else None,
+            spread=spread,
+            apart=add(ended, "apart") if "apart" in ended[0].arrays else None,
             trace=np.array(self.trace),
             converged=converged,
             local=site_fits(session, design.n, alone, own_fit, total.by_site, np.diag(scale)),

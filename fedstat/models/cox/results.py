@@ -47,7 +47,7 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import NOTES as OF_ROWS
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL, few_events
 from fedstat.models.horizontal.prediction import GLMPrediction, held_rows
-from fedstat.models.horizontal.results import RowsBasis, weight_line
+from fedstat.models.horizontal.results import PROPENSITIES, RowsBasis, weight_line
 from fedstat.models.horizontal.site_results import (
     AssumptionTest,
     SiteFitsResults,
@@ -85,6 +85,7 @@ ASSUMPTIONS = {
     ),
 }
 """Assumptions that are tested with the fit, by the kind of their notes."""
+NO_LIKELIHOOD = "rows weighted by a propensity model have no likelihood; use wald_test"
 FEW_INTERVALS, MOST_ENDS = 20, 8
 TIES = {"efron": "Efron", "breslow": "Breslow"}
 
@@ -197,7 +198,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             df_model=float(width),
             converged=fit.converged,
             convergence=problem or f"converged after {evaluations} evaluations",
-            llf=fit.loglik,
+            llf=None if model.question.propensities else fit.loglik,
             df=clustering.df if clustering and clustering.corrected else None,
             cov_type=cov_type,
             privacy="none (no noise is added)",
@@ -205,10 +206,11 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
                 CoefficientBlock(row.site, width, row.n, 1.0 - row.n / row.n_rows)
                 for row in model.agreement.sites
             ),
-            reasons={"rsquared": "a Cox model has concordance instead"},
+            reasons={"rsquared": "a Cox model has concordance instead", "llf": NO_LIKELIHOOD},
         )
         notes = tuple(ASSUMPTIONS[kind].note(outcome) for kind, outcome in outcomes.items())
-        record = CoxRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model), notes=notes)
+        basis = RowsBasis.of(model, spread=fit.spread)
+        record = CoxRecord(estimate=estimate, fit=fit, basis=basis, notes=notes)
         return cls(record, ledger, model)
 
     @property
@@ -237,6 +239,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     def llnull(self) -> float:
         """Partial log-likelihood with all coefficients zero."""
         fit = self._record.fit
+        if self.basis.agreement.question.propensities:
+            raise NotAvailableError(f"llnull: {NO_LIKELIHOOD}")
         return fit.null if fit.common is None else fit.common.null
 
     def global_tests(self) -> pd.DataFrame:
@@ -247,7 +251,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         DataFrame
             Index ``likelihood ratio``, ``Wald``, ``score``; columns ``statistic``, ``df``, ``p_value``. The
             Wald test uses the covariance of the fit, the two others suppose independent rows. There is no
-            score test with a common baseline: sums of columns by interval at zero are not requested.
+            score test with a common baseline: sums of columns by interval at zero are not requested. With
+            estimated weights there is the Wald test alone.
 
         Examples
         --------
@@ -258,13 +263,11 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         {'likelihood ratio': 53.7, 'Wald': 53.7, 'score': 53.4}
         """
         params, fit = self.estimate.params, self._record.fit
-        statistics = {
-            "likelihood ratio": 2.0 * (self.llf - self.llnull),
-            "Wald": float(params @ np.linalg.solve(self._cov(), params)),
-            "score": fit.score_test,
-        }
-        if fit.common is not None:
-            del statistics["score"]
+        statistics = {"Wald": float(params @ np.linalg.solve(self._cov(), params))}
+        if not self.basis.agreement.question.propensities:
+            statistics = {"likelihood ratio": 2.0 * (self.llf - self.llnull), **statistics}
+            if fit.common is None:
+                statistics["score"] = fit.score_test
         df = len(params)
         frame = pd.DataFrame({"statistic": statistics, "df": dict.fromkeys(statistics, df)})
         frame = frame.assign(p_value=stats.chi2.sf(frame["statistic"], df))
@@ -439,7 +442,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         Raises
         ------
         NotAvailableError
-            The results were read from a file.
+            The results were read from a file, or rows have weights of a treatment.
         PolicyError
             A site refuses.
 
@@ -461,6 +464,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         """
         check_choice("transform", transform, ("log", "identity"))
         fit = self._record.fit
+        if self.basis.agreement.question.propensities:
+            raise NotAvailableError(f"test_proportional_hazards: {NO_LIKELIHOOD}")
         requested = time_scores if fit.common is None else common_time_scores
 
         call = f"test_proportional_hazards({transform!r})"
@@ -711,6 +716,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         ("Events", "events", ",d"),
         weight_line("Freq. Weights", "freq_weights"),
         weight_line("Case Weights", "var_weights"),
+        PROPENSITIES,
         ("Df Model", "estimate.df_model", "g"),
         ("Log-Likelihood", "llf", two_digits),
         ("LL-Null", "llnull", two_digits),
@@ -752,6 +758,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         yield from super()._summary_notes()
         fit = self._record.fit
         yield from few_events(fit.events, len(fit.design.names))
+        yield from self._weights_notes()
         clustering = (fit.common or fit).clustering
         if clustering is not None:
             est = self.estimate

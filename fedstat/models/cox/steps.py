@@ -12,6 +12,7 @@ from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.disclosure.facts import (
+    ClusterProducts,
     LevelRowCounts,
     RowGroups,
     RowTerms,
@@ -30,6 +31,7 @@ from fedstat.models.horizontal.time_evaluation import (
     concordance_sums,
     enter_evaluation,
 )
+from fedstat.models.rows.estimated_weights import RELEASES, sum_stacked
 from fedstat.models.rows.objective import Objective, Place, RowsWithWeights, SiteSums, own_part
 from fedstat.models.rows.steps import enter_steps, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -310,6 +312,19 @@ enter_evaluation(
 def risks_of(state: State) -> SiteRisks:
     """Return this fit's rows; MessageError if the fit was not started here."""
     return rows_in(state, SiteRisks)
+
+
+@step(FAMILY, "finish", takes={"scale": SCALE, "beta": BETA}, releases=RELEASES)
+def sum_weighted(data: SiteData, state: State, scale: Floats, beta: Floats) -> dict[str, Array]:
+    """Sum what the covariance with estimated weights needs, by row or cluster; see :func:`sum_stacked`."""
+    risks = risks_of(state)
+    own, T = risks.place(scale, beta)
+    state.report(*risks.facts_at(own, risks.sums(own)))
+    code = risks.codes(risks.clusters) if risks.clusters else None
+    if code is not None:
+        state.report(ClusterProducts(risks.shared_columns(code), risks.clusters))
+    scores, key = risks.row_scores(own) @ T, risks.key_of(own)
+    return sum_stacked(state, risks.opened, scores, risks.residuals(own), key, code)
 
 
 @step(

@@ -19,6 +19,7 @@ from fedstat.models.gee.protocol import CORRECTIONS, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
+from fedstat.models.rows.estimated_weights import STACKED
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 
@@ -100,7 +101,7 @@ class FederatedGEE(HorizontalModel):
         | Exchangeable
         | Autoregressive = "independence",
         time: str | None = None,
-        weights: str | None = None,
+        weights: Any = None,
         **settings: Any,
     ) -> None:
         given = [role for role in ("freq_weights", "var_weights") if settings.get(role) is not None]
@@ -115,9 +116,11 @@ class FederatedGEE(HorizontalModel):
         if formula.response.startswith("cbind"):
             raise ModelError("formula: FederatedGEE needs one row for each outcome, not counts by cbind(...)")
         self.groups, self.cov_struct, self.time = groups, cov_struct, time
+        column = weights if isinstance(weights, str) else None
+        self._weigh(weights if column is None else None, formula)
         self._groups, self._label_roles = (groups,), {time: "time", groups: "groups"}
         labels = [groups, *([time] if time is not None else []), *settings.pop("labels", ())]
-        super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
+        super().__init__(formula, partition, labels=labels, var_weights=column, **settings)
 
     @classmethod
     @checks.checks_arguments
@@ -141,9 +144,11 @@ class FederatedGEE(HorizontalModel):
         time : str, optional
             Column by which "ar1" orders the rows of a cluster. Other structures have no order; rows without a
             time are left out all the same, so that fits with and without an order are of the same rows.
-        weights : str, optional
-            Column of weights, such as the inverse probability of selection. Weights must be equal within
-            clusters unless the working correlation is "independence".
+        weights : str, or balance or result of a TreatmentEffect, or list of these, optional
+            Column of weights, such as the inverse probability of selection; or the inverse probability
+            weights of a propensity model that was fitted on the same rows, as for
+            :meth:`FederatedGLM.from_formula`. Weights must be equal within clusters unless the working
+            correlation is "independence".
         family, offset, exposure, labels, complete, missing, subset
             As for :meth:`FederatedGLM.from_formula`.
 
@@ -183,7 +188,7 @@ class FederatedGEE(HorizontalModel):
     def fit(
         self,
         *,
-        cov_type: Literal["kauermann_carroll", "bias_reduced", "robust", "naive"] = "kauermann_carroll",
+        cov_type: Literal["kauermann_carroll", "bias_reduced", "robust", "naive", "stacked"] | None = None,
         use_t: bool | None = None,
         scale: float | None = None,
         maxiter: int = 60,
@@ -196,11 +201,13 @@ class FederatedGEE(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"kauermann_carroll", "bias_reduced", "robust", "naive"}
-            "kauermann_carroll" corrects residuals for the leverage of clusters as Kauermann and Carroll
-            (2001), "bias_reduced" by more, as Mancl and DeRouen (2001). "robust" is the sandwich of Liang and
-            Zeger, the default of statsmodels, whose intervals are too short with fewer than about 100
-            clusters of unequal size. "naive" supposes that the working correlation is the true one.
+        cov_type : {"kauermann_carroll", "bias_reduced", "robust", "naive", "stacked"}, optional
+            "kauermann_carroll", the default, corrects residuals for the leverage of clusters as Kauermann and
+            Carroll (2001), "bias_reduced" by more, as Mancl and DeRouen (2001). "robust" is the sandwich of
+            Liang and Zeger, the default of statsmodels, whose intervals are too short with fewer than about
+            100 clusters of unequal size. "naive" supposes that the working correlation is the true one.
+            "stacked" is the default with `weights` of a treatment: the sandwich that accounts for their
+            estimation, while the others take them as known.
         use_t : bool, optional
             Whether tests and intervals are of Student's t, by default with a corrected covariance. With
             "kauermann_carroll" each coefficient's degrees of freedom are the effective number of its clusters
@@ -257,22 +264,27 @@ class FederatedGEE(HorizontalModel):
         (232, {'Intercept': 161.0, 'age': 166.0})
         """
         call = Call.of(self.fit, locals())
-        checks.check_choice("cov_type", cov_type, tuple(CORRECTIONS))
+        checks.check_choice("cov_type", cov_type, (*CORRECTIONS, None))
+        weighs = bool(self.question.propensities)
+        settled: str = cov_type or (STACKED if weighs else "kauermann_carroll")
+        if settled == STACKED and not weighs:
+            raise ModelError("cov_type: 'stacked' is for weights of a treatment, and the model has none")
         checks.check_choice("use_t", use_t, (True, False, None))
         checks.check_integer("maxiter", maxiter, 1)
         checks.check_positive("tol", tol)
         if scale is not None:
             checks.check_positive("scale", scale)
-        if cov_type == "naive" and "var_weights" in self.weights:
+        if cov_type == "naive" and (weighs or "var_weights" in self.weights):
             raise ModelError("cov_type: 'naive' has no meaning with weights; use 'robust'")
-        student = CORRECTIONS[cov_type] != "CR0" if use_t is None else bool(use_t)
+        student = CORRECTIONS[settled] != "CR0" if use_t is None else bool(use_t)
+        alone = local and not weighs
 
         def estimate(model: FederatedGEE, attempt: FitAttempt) -> GEEResults:
             session = model._open_session(
                 FAMILY, checks.check_masked(masked, len(model.sites), model._masks_wanted)
             )
             scoring = GEEScoring(session, model._request, model.distribution, maxiter, tol)
-            fit = attempt.run(scoring.run(cov_type, scale, local), session.masked_sites)
+            fit = attempt.run(scoring.run(settled, scale, alone), session.masked_sites)
             if not fit.converged:
                 warn(f"{model.model_name} did not converge after {maxiter} evaluations", ConvergenceWarning)
             return GEEResults._of(model, fit, student, attempt.ledger)

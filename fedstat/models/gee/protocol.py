@@ -23,6 +23,7 @@ from fedstat.models.glm.fit import Coordinates
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.horizontal.clusters import ClusterChoice, Clustering, SharedLabels
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.rows.estimated_weights import STACKED, stacked_sums
 from fedstat.models.rows.newton import OwnEstimate, few_weigh, open_rows, site_fits
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -31,7 +32,13 @@ BISECTIONS = 6
 """Steps to the end of the range of an exchangeable correlation, which the largest cluster decides."""
 NEAR_END = 0.9
 """Share of the end of its range at which a correlation stays: nearer, one cluster has most weight."""
-CORRECTIONS = {"kauermann_carroll": "CR2", "bias_reduced": "CR3", "robust": "CR0", "naive": "CR0"}
+CORRECTIONS = {
+    "kauermann_carroll": "CR2",
+    "bias_reduced": "CR3",
+    "robust": "CR0",
+    "naive": "CR0",
+    STACKED: "CR0",
+}
 """Corrections for the leverage of clusters, by covariance estimator; the first is the default."""
 
 
@@ -58,7 +65,8 @@ class GEEFit:
 
     `total` are the sums at `gamma` (p,) and the working correlation `rho`; `counts` (4,) those of the step
     ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says,
-    `clustering` describes the clusters, and `omega` (p, p) is the information of independent rows.
+    `clustering` describes the clusters, `spread` (A, 3) estimated weights by arm, and `omega` (p, p) is the
+    information of independent rows.
     `outside` is an estimate of the correlation outside the range in which all clusters' correlations are
     positive definite, with the ends of the range; the fit then has a value inside. `trace` has the length of
     the step in standard errors, its largest change of a coefficient, and the correlation, by evaluation.
@@ -73,6 +81,7 @@ class GEEFit:
     omega: Matrix
     coordinates: Coordinates
     counts: Annotated[Floats, "4"]
+    spread: Annotated[Floats, "A 3"] | None
     scale: float
     cov_type: str
     request: GEERequest
@@ -154,6 +163,10 @@ class GEEScoring:
         yield from self.open(local)
         gamma, rho, total, converged = yield from self.iterate()
         meat, clustering, omega = yield from self.finish(gamma, rho, total, cov_type)
+        spread = None
+        if cov_type == STACKED:
+            stacked = yield from stacked_sums(self.session, self.point(gamma, rho))
+            meat, spread = stacked.meat, stacked.spread
         columns = self.coordinates
         return GEEFit(
             gamma=gamma,
@@ -164,6 +177,7 @@ class GEEScoring:
             omega=omega,
             coordinates=self.coordinates,
             counts=self.counts,
+            spread=spread,
             scale=self.dispersion(total) if scale is None else scale,
             cov_type=cov_type,
             request=self.request,

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError, Remedy
+from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
@@ -29,6 +29,7 @@ from fedstat.models.horizontal.notes import OTHER_MODEL, TOO_SMALL, TWICE
 from fedstat.models.horizontal.response import RowsResponse
 from fedstat.models.horizontal.results import (
     OFFSET,
+    PROPENSITIES,
     RowsBasis,
     RowsRecord,
     RowsResults,
@@ -132,7 +133,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             llf=np.nan,
             reasons={"llf": NO_LIKELIHOOD, "rsquared": "estimating equations have none"},
         )
-        record = GEERecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model))
+        record = GEERecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model, spread=fit.spread))
         return cls(record, ledger, model)
 
     @property
@@ -203,7 +204,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         ModelError
             The terms add no coefficient, or rows of the fit lack their columns.
         NotAvailableError
-            The results were read from a file.
+            The results were read from a file, or rows have weights of a treatment.
 
         Examples
         --------
@@ -214,6 +215,11 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         >>> model.fit().score_test("sex").df
         1
         """
+        if self.basis.agreement.question.propensities:
+            raise NotAvailableError(
+                "score_test: it takes weights as known, and those of a treatment were estimated; use "
+                "wald_test on the larger fit"
+            )
         model, fit, larger = cast(Any, self._model), self._record.fit, None
         if model is not None:
             text = f"{model.formula.text} + {terms}"
@@ -318,6 +324,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
         OFFSET,
         weight_line("Exposure", "exposure"),
         weight_line("Weights", "var_weights"),
+        PROPENSITIES,
         ("Scale", "scale", number),
         ("QIC", "_criteria.QIC", two_digits),
         ("QICu", "_criteria.QICu", two_digits),
@@ -334,6 +341,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             yield from fit.clustering.notes(est.names, est.terms, CORRECTION)
         else:
             yield NOTES.note("naive")
+        yield from self._weights_notes()
         yield from self._left_out_note(
             " Estimating equations suppose that this does not depend on earlier responses."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -39,6 +39,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
+from fedstat.models.rows.estimated_weights import RELEASES, sum_stacked
 from fedstat.models.rows.objective import FitRows, Place, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -455,6 +456,36 @@ def finish(
     request = LeverageRequest.of(data.name, information.sum(axis=0), units, inverse, power)
     found = sum_corrected(state, request, score @ T, lambda part: information[part])
     return {**found, "omega": independent}
+
+
+@step(
+    FAMILY,
+    "finish",
+    takes={
+        **COLUMNS,
+        "beta": aggregate(BETA, common=True),
+        "rho": aggregate("working correlation", 0, common=True),
+    },
+    releases={name: replace(one, behind=(*one.behind, *BEHIND)) for name, one in RELEASES.items()},
+)
+def sum_weighted(
+    data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats, rho: Array
+) -> dict[str, Array]:
+    """Sum what the covariance with estimated weights needs, by cluster; see :func:`sum_stacked`.
+
+    The working correlation is taken as known, since errors in it have no effect on the coefficients.
+    """
+    clusters = clusters_of(state)
+    own, T = clusters.place(shift, scale, beta, rho)
+    sums_at(state, clusters, own[:-1])
+    rows, first, place = clusters.sorted
+    weighted = (clusters.weights * clusters.at_own(own).r)[:, None]
+    means = row_means(rows, clusters.model.distribution, linear_predictor(rows, own[:-1]))
+    solved = solve_clusters(weighted, first, clusters.request.kind, float(rho))
+    residuals = solved / (means.slope * np.sqrt(means.V))[:, None]
+    code = np.repeat(np.arange(len(first) - 1), np.diff(first))
+    scores, key = (rows.X * residuals) @ T, own.tobytes()
+    return sum_stacked(state, clusters.opened, scores[place], residuals[place], key, code[place])
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
 
 import statsmodels.genmod.families as sm_families
 
-from fedstat.docstrings import inherits_signature
+from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import (
     ConvergenceWarning,
     DataWarning,
@@ -49,6 +49,7 @@ from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.results import GLMResults, OLSResults
+from fedstat.models.glm.statistics import WEIGHTED
 from fedstat.models.glm.steps import FAMILY
 from fedstat.models.glm.variance import (
     CovarianceChoice,
@@ -63,6 +64,7 @@ from fedstat.models.glm.variance import (
 )
 from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan, warn_of_far_sites
 from fedstat.models.horizontal.session import add
+from fedstat.models.rows.estimated_weights import STACKED, stacked_sums
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
@@ -135,7 +137,9 @@ class GLMPlan(OwnFitsPlan):
 # ----------------------------------------------------------------------------------------------------
 # Federated generalized linear models: their arguments, checked, and their fits.
 
-CovType: TypeAlias = Literal["nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
+CovType: TypeAlias = Literal[
+    "nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey", "stacked"
+]
 COV_TYPES = get_args(CovType)
 OF_ROWS = ("HC0", "HC1")
 """Sandwiches of the products of the rows' scores."""
@@ -199,11 +203,66 @@ class FederatedGLM(HorizontalModel):
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
+    @checks.takes_parsed
+    @inherits_signature(HorizontalModel.__init__)
+    def __init__(
+        self, formula: Formula, partition: ClientPartition, *, weights: Any = None, **settings: Any
+    ) -> None:
+        self._weigh(weights, formula, **settings)
+        super().__init__(formula, partition, **settings)
+
+    @classmethod
+    @checks.checks_arguments
+    @inherits_signature(__init__)
+    @inherits_params(HorizontalModel.from_formula)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula, partition
+            As in :meth:`HorizontalModel.from_formula`.
+        weights : balance or result of a TreatmentEffect, or list of these, optional
+            Rows have the inverse probability weights of its propensity model, which was fitted on the same
+            rows (marginal structural model); with several, the product. For a column of weights see
+            `freq_weights` and `var_weights`.
+        family, offset, exposure, freq_weights, var_weights, complete, labels, missing, subset
+            As in :meth:`HorizontalModel.from_formula`.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, or an unknown column.
+        DesignError
+            The columns that it names cannot enter a model; see the message.
+        ModelError
+            The propensity model is one of other rows.
+        PolicyError
+            A site's owner does not allow it.
+
+        Warns
+        -----
+        DataWarning
+            Rows were left out.
+        SpellingWarning
+            Levels of a column differ by blanks or case alone.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> treatment = fs.TreatmentEffect.from_formula("died ~ 1", partition, treatment="arm ~ age + stage")
+        >>> model = fs.GLORE.from_formula("died ~ arm", partition, weights=treatment.balance())
+        >>> model.fit().bse.round(3).to_dict()
+        {}
+        """
+        return super().from_formula(formula, partition, **settings)
+
     @checks.checks_arguments
     def fit(
         self,
         *,
-        cov_type: CovType = "nonrobust",
+        cov_type: CovType | None = None,
         cov_kwds: dict[str, str] | None = None,
         scale: float | Literal["X2", "dev"] | None = None,
         method: Literal["ml", "firth"] = "ml",
@@ -223,9 +282,12 @@ class FederatedGLM(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"}
-            "nonrobust" is the inverse information; "robust" is "HC3" for fewer than 250 rows and "HC1"
-            otherwise (Long and Ervin 2000); "HC0" the sandwich; "HC1" the same times n / (n - p),
+        cov_type : str, optional
+            "nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey" or "stacked".
+            "nonrobust", the default, is the inverse information; "stacked", the default with `weights` of a
+            treatment, is the sandwich of the stacked equations of both models, which accounts for the
+            estimated weights; the others take these as known. "robust" is "HC3" for fewer than 250 rows and
+            "HC1" otherwise (Long and Ervin 2000); "HC0" the sandwich; "HC1" the same times n / (n - p),
             which statsmodels' GLM omits; "HC2" and "HC3" use squared residuals over 1 - h, or over its
             square, where h is the leverage (MacKinnon and White 1985). They need one more round, in which
             sites receive the inverse information of all and keep leverages. "cluster" is clustered: CR2,
@@ -320,7 +382,6 @@ class FederatedGLM(HorizontalModel):
         if epsilon is not None:
             return cast(GLMResults, self._fit_noisy(call, epsilon, delta, bounds))
         self._check_exact(call)
-        checks.check_choice("cov_type", cov_type, COV_TYPES)
         checks.check_positive("tol", tol)
         checks.check_integer("maxiter", maxiter, 1)
         if rounds is not None:
@@ -335,6 +396,7 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         settled_type = self._covariance_type(cov_type, method, rounds, dispersion)
         named = self._with_columns_of({"cov_kwds": cov_kwds})
+        alone = local and not self.question.propensities
         choice = named._choose_covariance(settled_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
@@ -344,12 +406,13 @@ class FederatedGLM(HorizontalModel):
             most, meat = maxiter if rounds is None else rounds + 1, choice.cov_type in OF_ROWS
             newton = form(session, model.distribution, most, tol, rounds=rounds, scaletype=scale, meat=meat)
             if dispersion is None:
-                protocol = model._maximize(newton, choice, local)
+                protocol = model._maximize(newton, choice, alone)
             else:
-                protocol = model._maximize_with_alpha(newton, local)
+                protocol = model._maximize_with_alpha(newton, alone)
             fit, variance, over = attempt.run(protocol, session.masked_sites)
             result = model._results._of(
-                model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over, method
+                *(model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over),
+                model._maximizes(method),
             )
             warn_of_far_sites(model.agreement, fit.coordinates.design.names, fit.coordinates.own)
             if not fit.converged:
@@ -439,10 +502,14 @@ class FederatedGLM(HorizontalModel):
             fit.meat, variance = named._run_after_fit(f"with_covariance({cov_type!r})", protocol, ledger)
         found = self._results._of(
             *(named, fit, variance, choice, result.estimates_dispersion, given["use_t"], ledger, over),
-            given["method"],
+            named._maximizes(given["method"]),
         )
         found._call = Call("fit", arguments)
         return found
+
+    def _maximizes(self, method: str) -> str:
+        """Return what the estimate maximizes, if anything."""
+        return WEIGHTED if self.question.propensities else method
 
     def _covariance_at(
         self, newton: Newton, fit: GLMFit, choice: CovarianceChoice
@@ -456,9 +523,24 @@ class FederatedGLM(HorizontalModel):
             fit = replace(fit, meat=add(replies[len(scores) :], "meat"))
         return fit.meat, (yield from self._covariance(newton, fit, choice))
 
-    def _covariance_type(self, cov_type: str, method: str, rounds: int | None, dispersion: str | None) -> str:
+    def _covariance_type(
+        self, cov_type: str | None, method: str, rounds: int | None, dispersion: str | None
+    ) -> str:
         """Check a covariance with the method of the fit, and settle "robust" by the number of rows."""
-        checks.check_choice("cov_type", cov_type, COV_TYPES)
+        checks.check_choice("cov_type", cov_type, (*COV_TYPES, None))
+        weighs = bool(self.question.propensities)
+        cov_type = cov_type or (STACKED if weighs else "nonrobust")
+        if weighs and (cov_type == "nonrobust" or (method, rounds, dispersion) != ("ml", None, None)):
+            raise ModelError(
+                "weights: with those of a treatment there is no likelihood, so that cov_type='nonrobust', "
+                "method='firth', rounds and dispersion have no meaning",
+                remedy=Remedy("fit(cov_type='stacked')", "Use {arguments}"),
+            )
+        if cov_type == STACKED and not weighs:
+            raise ModelError(
+                "cov_type: 'stacked' accounts for weights that were estimated, and the model has none",
+                remedy=Remedy("fit(cov_type='HC1')", "use {arguments}, or give weights= of a treatment"),
+            )
         self._check_dispersion(dispersion, cov_type)
         self._check_method(method, cov_type, rounds, dispersion)
         if self.formula.absorbed and (why := NOT_ABSORBED.get(cov_type)):
@@ -467,7 +549,7 @@ class FederatedGLM(HorizontalModel):
                 remedy=Remedy("fit(cov_type='HC1')", "Use {arguments}, or cov_type='cluster'"),
             )
         if cov_type != "robust":
-            return cov_type
+            return str(cov_type)
         if self.formula.absorbed:
             return "HC1"
         return "HC3" if sum(row.n for row in self.agreement.sites) < FEW_ROWS else "HC1"
@@ -565,6 +647,9 @@ class FederatedGLM(HorizontalModel):
         return fit, Variance(over.cov), over
 
     def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> FitProtocol[Variance]:
+        if choice.cov_type == STACKED:
+            found = yield from stacked_sums(newton.session, newton.estimate_point(fit.gamma))
+            return Variance(sandwich(fit, found.meat), spread=found.spread)
         if choice.cov_type in OF_ROWS:
             return of_rows(fit, choice.cov_type)
         if choice.cov_type in POWERS:
@@ -604,7 +689,7 @@ class GLORE(FederatedGLM):
     _default_family: ClassVar[Any] = sm_families.Binomial
 
     @checks.takes_parsed
-    @inherits_signature(HorizontalModel.__init__)
+    @inherits_signature(FederatedGLM.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
         family = settings.get("family")
         if family is not None and DistributionSpec.of(family).name != "Binomial":
@@ -674,7 +759,7 @@ class FederatedOLS(FederatedGLM):
     _hints: ClassVar = dict.fromkeys(("offset", "exposure"), NO_OFFSET)
 
     @checks.takes_parsed
-    @inherits_signature(HorizontalModel.__init__, without=tuple(_hints))
+    @inherits_signature(FederatedGLM.__init__, without=tuple(_hints))
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
@@ -700,7 +785,7 @@ class FederatedOLS(FederatedGLM):
             In the horizontal layout.
         family : statsmodels family or str, optional
             The Gaussian family with the identity link, if one is given.
-        freq_weights, var_weights, labels, complete, missing, subset
+        weights, freq_weights, var_weights, labels, complete, missing, subset
             As for :meth:`FederatedGLM.from_formula`.
         """
         return super().from_formula(formula, partition, **settings)

@@ -272,7 +272,7 @@ def noisy_question(
             f"received {spec}"
         )
     refused = {
-        "weights, an exposure or an offset": bool(question.weights or question.offsets),
+        "weights, an exposure or an offset": bool(question.weighted or question.offsets),
         "absorbed effects": bool(question.absorbed),
         "labels of groups: noise protects single rows, not all rows of a person or cluster": bool(
             question.labels

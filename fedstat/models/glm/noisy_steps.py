@@ -84,7 +84,7 @@ class NoisySumsRequest:
         )
         if not (positive and ordered and self.places <= MOST_PLACES):
             raise MessageError("noisy sums: a radius, a range or a cost is invalid")
-        if not set(question.needed) <= set(self.bounds) or question.weights or question.offsets:
+        if not set(question.needed) <= set(self.bounds) or question.weighted or question.offsets:
             raise MessageError(
                 "noisy sums: expected a description of every column, and no weights and offsets"
             )

@@ -18,7 +18,7 @@ from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.post_fit import bootstrap_obstacle
 from fedstat.models.glm.statistics import GLMStatements
 from fedstat.models.horizontal.clusters import Clustering, corrected_fit
-from fedstat.models.horizontal.results import OFFSET, weight_line
+from fedstat.models.horizontal.results import OFFSET, PROPENSITIES, weight_line
 from fedstat.models.horizontal.site_results import DIFFER, tests_line
 
 FEW_ROWS = 250
@@ -150,7 +150,8 @@ def _events_line(result: GLMStatements) -> str:
     share = float(result.family.link.inverse(np.array(fit.null)))
     events = share * fit.total.weight
     # Variance weights, and trials, make the sum of events no count of rows.
-    counted = len(question.response_columns) == 1 and "var_weights" not in question.weights
+    weighted = question.propensities or "var_weights" in question.weights
+    counted = len(question.response_columns) == 1 and not weighted
     if counted and abs(events - round(events)) < 1e-6:
         return f"{round(events):,} ({100 * share:.1f} %)"
     return f"{100 * share:.1f} %"
@@ -176,6 +177,7 @@ ROLES: Lines = (
     weight_line("Exposure", "exposure"),
     weight_line("Freq. Weights", "freq_weights"),
     weight_line("Var. Weights", "var_weights"),
+    PROPENSITIES,
     ("Sum of Weights", "", _weight_line),
 )
 """Offset and weights."""
@@ -241,6 +243,7 @@ def fit_notes(result: GLMStatements) -> Iterator[Note]:
     if ratio and result.cov_type == "nonrobust":
         yield NOTES.note("overdispersed", ratio=ratio, factor=np.sqrt(ratio))
     yield from few_clusters(result)
+    yield from result._weights_notes()
     yield from result._left_out_note()
     yield from result._masking_note()
     yield from result._own_fits_note()
@@ -324,6 +327,8 @@ def excess(result: GLMStatements) -> float:
     outcomes, where the statistic has no information.
     """
     question, name = result.basis.agreement.question, result.distribution.name
+    if question.propensities:
+        return 0.0
     grouped = name == "Binomial" and len(question.response_columns) == 2
     if result.estimates_dispersion or not (grouped or name in ("Poisson", "NegativeBinomial")):
         return 0.0

@@ -28,10 +28,9 @@ from fedstat.kernels.glm.effects import (
     effect_sums,
 )
 from fedstat.models.checks import check_choice, check_integer
-from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.protocol import Newton
 from fedstat.models.glm.separation import check_rank
-from fedstat.models.glm.statistics import GLMStatements
+from fedstat.models.glm.statistics import WITHOUT_LIKELIHOOD, GLMStatements
 from fedstat.models.glm.steps import FAMILY
 from fedstat.models.glm.wild_bootstrap import (
     POINTS,
@@ -452,7 +451,7 @@ def bootstrap_obstacle(result: GLMStatements) -> str:
                 "restricted model to; fit the model again"
             )
         return ""
-    if not result.distribution.least_squares or question.weights or not question.intercept:
+    if not result.distribution.least_squares or question.weighted or not question.intercept:
         return f"{MASKED} {UNMASKED}"
     lacking = next((site for site in fit.local if site.own is None), None)
     if lacking is None:
@@ -613,8 +612,10 @@ def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreT
 
 def _require_maximum(call: str, *results: object) -> None:
     """Require maximum likelihood."""
-    if any(getattr(getattr(one, "basis", None), "method", "ml") != "ml" for one in results):
-        raise NotAvailableError(f"{call}: needs fit(method='ml'). {NO_LIKELIHOOD}")
+    for one in results:
+        if (method := getattr(getattr(one, "basis", None), "method", "ml")) != "ml":
+            needs = "needs fit(method='ml'). " if method == "firth" else ""
+            raise NotAvailableError(f"{call}: {needs}{WITHOUT_LIKELIHOOD[method]}")
 
 
 def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> LRTest:

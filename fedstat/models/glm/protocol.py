@@ -215,9 +215,14 @@ class Newton(LikelihoodNewton[PooledSums]):
             "dispersion": np.array([own, dispersion]),
             "null": np.array(self.null),
             "meat": np.array(self.meat),
-            "apart": np.array(self.session.masked),
+            # The score test takes the information as that of a likelihood.
+            "apart": np.array(self.session.masked and not self.session.agreement.question.propensities),
         }
         return self.session.request_all("judge", arrays)
+
+    def estimate_point(self, gamma: Floats) -> dict[str, Array]:
+        """Return the arrays that name an estimate alone."""
+        return {"beta": gamma, "shift": self.coordinates.shift, "scale": self.coordinates.scale}
 
     def dispersion(self, total: PooledSums) -> float:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
@@ -253,7 +258,7 @@ class Newton(LikelihoodNewton[PooledSums]):
             null=self.null,
             fit=np.where(defined, add(judged, "fit"), np.nan),
             meat=add(judged, "meat") if self.meat else None,
-            apart=add(judged, "apart") if self.session.masked else None,
+            apart=add(judged, "apart") if "apart" in judged[0].arrays else None,
             trace=tuple(NewtonEvaluation(-2.0 * row.loglik, row.step, row.move) for row in self.trace),
             converged=converged,
             reason=self.reason(),

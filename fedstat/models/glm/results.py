@@ -16,7 +16,6 @@ from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.notes import Note
 from fedstat.models.checks import HeldRows
 from fedstat.models.effects import no_times
-from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import NOTES, OLS_SUMMARY, SUMMARY, fit_notes, show_number
 from fedstat.models.glm.overdispersion import Overdispersion
@@ -29,7 +28,7 @@ from fedstat.models.glm.post_fit import (
     score_test,
     wild_bootstrap,
 )
-from fedstat.models.glm.statistics import GLMBasis, GLMRecord, GLMStatements
+from fedstat.models.glm.statistics import WITHOUT_LIKELIHOOD, GLMBasis, GLMRecord, GLMStatements
 from fedstat.models.glm.variance import CovarianceChoice, Variance
 from fedstat.models.glm.wild_bootstrap import WildBootstrap
 from fedstat.models.horizontal.model import HorizontalModel
@@ -104,7 +103,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
             scale=fit.dispersion,
             df=df_by_coefficient,
             cov_type=choice.cov_type,
-            reasons=reasons if method == "ml" else reasons | {"llf": NO_LIKELIHOOD},
+            reasons=reasons if method == "ml" else reasons | {"llf": WITHOUT_LIKELIHOOD[method]},
         )
         basis = GLMBasis.of(
             model,
@@ -115,6 +114,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 8", record=GLMReco
             df_inference=float(df) if use_t else None,
             method=method,
             clustering=clustering,
+            spread=variance.spread,
         )
         record = GLMRecord(estimate=estimate, fit=fit, basis=basis, overdispersion=overdispersion)
         return cls(record, ledger, model)

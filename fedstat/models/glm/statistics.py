@@ -14,6 +14,7 @@ from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.models.checks import HeldRows, check_choice
+from fedstat.models.glm.firth import NO_LIKELIHOOD as FIRTH
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.horizontal.clusters import Clustering
@@ -69,6 +70,14 @@ class GLMRecord(RowsRecord):
 # ----------------------------------------------------------------------------------------------------
 # Numbers of a federated GLM: deviances, criteria, sites' own fits and their agreement.
 
+WEIGHTED = "weighted"
+"""In place of a method: rows have estimated weights, and there is no likelihood."""
+WITHOUT_LIKELIHOOD = {
+    "firth": FIRTH,
+    WEIGHTED: "rows weighted by a propensity model have no likelihood, and criteria and likelihood ratios do "
+    "not exist; use wald_test",
+}
+"""Why there is no likelihood, by the method of the fit."""
 FAR = 1e5
 """Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
 

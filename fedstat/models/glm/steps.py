@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from fedstat.codec import to_plain
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.absorbed_rows import level_codes
 from fedstat.federation.design.horizontal_steps import (
@@ -57,6 +58,7 @@ from fedstat.models.horizontal.rows import (
     require_response,
     summed,
 )
+from fedstat.models.rows.estimated_weights import RELEASES, sum_stacked
 from fedstat.models.rows.objective import Facts, PredictorObjective, own_part, standard_place
 from fedstat.models.rows.steps import enter_start, rows_in
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -258,7 +260,9 @@ class SiteModel(PredictorObjective):
         Columns less absorbed effects have other products.
         """
         question = self.opened.question
-        weights = [*sorted(question.weights.items()), *zip(question.absorbed_texts, repeat("absorbed"))]
+        weights: list[object] = [*sorted(question.weights.items())]
+        weights += zip(question.absorbed_texts, repeat("absorbed"))
+        weights += map(to_plain, question.propensities)
         if self.distribution.least_squares:
             return hashlib.sha256(json.dumps(weights).encode()).hexdigest()[:16] if weights else ""
         return self.key
@@ -472,6 +476,17 @@ def sum_site(
     whole, units = T.T @ at.information @ T, model.units(shift, scale, beta)
     request = LeverageRequest.of(data.name, whole, units, inverse, power)
     return sum_corrected(state, request, (T.T @ at.score)[None], lambda _: whole[None])
+
+
+@step(FAMILY, "judge", takes={**COLUMNS, "beta": aggregate(BETA, common=True)}, releases=RELEASES)
+def sum_weighted(
+    data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats
+) -> dict[str, Array]:
+    """Sum what the covariance with estimated weights needs; see :func:`sum_stacked`."""
+    model = model_of(state)
+    own, T = model.place(shift, scale, beta)
+    sums_at(state, model, own)
+    return sum_stacked(state, model.opened, model.row_scores(own) @ T, model.residuals(own), own.tobytes())
 
 
 # ----------------------------------------------------------------------------------------------------

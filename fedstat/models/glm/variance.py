@@ -30,11 +30,15 @@ class CovarianceChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variance:
-    """A covariance (p, p), the numbers of clusters and strata behind it, and the effective ones."""
+    """A covariance (p, p), the numbers of clusters and strata behind it, and the effective ones.
+
+    `spread` (A, 3) has rows, sums of estimated weights, and sums of their squares, by arm.
+    """
 
     cov: Floats
     counts: tuple[int, int] | None = None
     clustering: Clustering | None = None
+    spread: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,6 +52,11 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_layout, checks_arguments, takes_parsed
 from fedstat.models.explain import DryRunPlan, Explainable, owners_consulted
 from fedstat.models.horizontal.session import RULES_ON_ROWS, RowsSession
+from fedstat.models.horizontal.treatment_weights import (
+    FittedPropensity,
+    propensities_of,
+    require_same_rows,
+)
 from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
 from fedstat.typing import Floats
 
@@ -213,6 +218,8 @@ class HorizontalModel(Explainable):
     """Whether owners may have pinned the keys of all sites."""
     _random: ClassVar[bool] = False
     """Whether the formula may have random effects, ``(1 | group)``."""
+    _weighed_by: tuple[FittedPropensity, ...] = ()
+    """Propensity models by which rows are weighted."""
     _absorbs: ClassVar[bool] = False
     """Whether the formula may have absorbed effects, ``y ~ x | ward``."""
 
@@ -252,11 +259,25 @@ class HorizontalModel(Explainable):
             self.question = replace(self.question, subset=self._subset(subset, missing))
         if partition._imputed is not None:
             self.question = replace(self.question, imputed=partition._imputed)
+        if self._weighed_by:
+            propensities = tuple(one.weights for one in self._weighed_by)
+            self.question = replace(self.question, propensities=propensities)
         self.question.check()
         self._check_causes()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
         self._settle(partition, Ledger())
+        require_same_rows(self._weighed_by, self.agreement)
         self._report_missing(missing)
+
+    def _weigh(self, weights: object, formula: Formula, **settings: Any) -> None:
+        """Weight the rows by propensity models; see :func:`propensities_of`."""
+        if weights is None:
+            return
+        if given := [name for name in ("freq_weights", "var_weights") if settings.get(name) is not None]:
+            raise ModelError(f"{given[0]}: rows have the weights of the treatment; leave it out")
+        if formula.absorbed:
+            raise ModelError("weights: those of a treatment are not available where effects are absorbed")
+        self._weighed_by = propensities_of(weights)
 
     @classmethod
     @checks_arguments

@@ -52,6 +52,8 @@ NOTES = Catalogue(
         "aliased_columns": "Left out, as R does (NA): {columns}. No rows distinguish them from other "
         "columns, as where a combination of levels has no rows; predictions for such rows leave the "
         "interaction out.",
+        "few_effective": "POOR OVERLAP: the weighted rows of {arm} have the precision of {effective:,.0f} of "
+        "{rows:,} rows; estimand='ATO' of the treatment has bounded weights.",
         "lost_sites": "{sites}. Parts of sums before that follow by subtraction.",
         "heterogeneity": "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over "
         "sites: .heterogeneity.",
@@ -61,6 +63,10 @@ NOTES = Catalogue(
     },
     info={
         "censoring": "Censoring is assumed to be independent of the time of the event, given the columns.",
+        "weights": "Standard errors account for the estimated weights. Effects of the treatment are causal "
+        "if no unmeasured column affects both treatment and outcome, and the propensity model is right.",
+        "weights/known": "Standard errors take the weights as known, as R's survey and sandwich do; those of "
+        "cov_type='stacked' account for their estimation.",
         "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
         "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",

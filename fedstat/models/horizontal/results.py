@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -42,10 +42,18 @@ Found = TypeVar("Found")
 STRAIGHT = 1e-9
 """Size of second differences, relative to the largest, below which they are those of a line."""
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
+FEW_EFFECTIVE = 0.5
+"""Share of the rows of an arm below which its effective number is small."""
 
 
 OFFSET = ("Offset", "basis.agreement.question.offsets", ", ".join)
 """Line of a summary with the offset."""
+PROPENSITIES = (
+    "Weights",
+    "basis.agreement.question.propensities",
+    lambda found: "; ".join(one.text for one in found),
+)
+"""Line of a summary with the propensity models by which rows are weighted."""
 
 
 def weight_line(label: str, role: str) -> tuple[str, str, Callable[[Any], str]]:
@@ -58,6 +66,8 @@ class RowsBasis:
     """What results keep of the model: no rows, and enough to code new ones.
 
     `site_column` is the column that names the sites; `repeated` rows have a `key` that another site has.
+    `spread` (A, 3) has the rows of each arm by which rows are weighted, if that was summed, and the sums of
+    their weights and of the squares of these.
     """
 
     model_name: str
@@ -66,6 +76,7 @@ class RowsBasis:
     site_column: str
     repeated: int = field(default=0, kw_only=True)
     key: str = field(default="", kw_only=True)
+    spread: Annotated[Floats, "A 3"] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
@@ -303,6 +314,18 @@ class DesignResults(CoefficientResults):
         else:
             yield NOTES.note("left_out", rows=dropped, more=more)
 
+    def _weights_notes(self) -> Iterator[Note]:
+        """Warn of weights that few rows carry, and say what standard errors account for."""
+        question, spread = self.basis.agreement.question, self.basis.spread
+        if not question.propensities:
+            return
+        arms = [f"{level} ({one.arm})" for one in question.propensities for level in one.levels]
+        for arm, (rows, total, squares) in zip(arms, () if spread is None else spread.tolist(), strict=False):
+            if (effective := total**2 / squares) < FEW_EFFECTIVE * rows:
+                yield NOTES.note("few_effective", arm=arm, effective=effective, rows=int(rows))
+        kind = "weights" if self.estimate.cov_type == "stacked" else "weights/known"
+        yield NOTES.note(kind)
+
     def _masking_note(self) -> Iterator[Note]:
         K = len(self.estimate.blocks)
         if self._fit.masked:
@@ -534,6 +557,11 @@ class DesignResults(CoefficientResults):
         """
         if self._model is None:
             raise NotAvailableError("subgroups: this result was read from a file; fit the model again")
+        if self.basis.agreement.question.propensities:
+            raise NotAvailableError(
+                "subgroups: the weights belong to all rows. Fit a propensity model with the subset of each "
+                "level, and weight the rows of this subset"
+            )
         return subgroups(self, effect, by)
 
     def _effect_part(self) -> tuple[Floats, Floats]:

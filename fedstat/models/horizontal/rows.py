@@ -190,7 +190,7 @@ def answered_at(
 
     parts = partial(blocks_of, opened, chunks)
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
-    known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
+    known = 1.0 if distribution.loop == LOGIT and not opened.question.weighted else None
     # Means that are linear in the coefficients are combinations of the columns.
     means = NO_MEANS
     if not distribution.least_squares:

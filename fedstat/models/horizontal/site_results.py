@@ -110,6 +110,11 @@ class SiteFitsResults(DesignResults):
         """
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+        if self.basis.agreement.question.propensities:
+            raise NotAvailableError(
+                "no heterogeneity: own fits would take the weights of all sites as known. A TreatmentEffect "
+                "compares the effects of the sites"
+            )
         try:
             # The cached one has no source: a result that keeps what refers to it is freed by the collector
             # of cycles only.

@@ -523,7 +523,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     def _parts_of_variance(self) -> tuple[float, list[float], float]:
         """Variance of the fixed part over rows, mean variances of the terms, and residual variance."""
         fit, n = self._record.fit, float(self.nobs)
-        if self.basis.agreement.question.weights:
+        if self.basis.agreement.question.weighted:
             raise NotAvailableError("icc, r_squared: rows have different residual variances")
         # In standardized columns, whose products have all digits.
         beta = np.linalg.solve(fit.null.units, fit.params)

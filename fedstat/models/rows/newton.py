@@ -230,7 +230,9 @@ class LikelihoodNewton(Generic[SumsT]):
         information: Floats,
     ) -> FitProtocol[list[Reply]]:
         """Request the sums at the estimate: products of scores, and the comparison of the sites."""
-        arrays = point | {"meat": np.array(meat), "apart": np.array(self.session.masked)}
+        # The score test takes the information as that of a likelihood.
+        apart = self.session.masked and not self.session.agreement.question.propensities
+        arrays = point | {"meat": np.array(meat), "apart": np.array(apart)}
         if clusters is not None:
             arrays |= clusters.arrays(information)
         return (yield self.session.request_all("finish", arrays))

@@ -12,6 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.stacked import two_step_products
 from fedstat.models.descriptive.protocol import choose_intervals, open_table, request_of, with_ends_apart
 from fedstat.models.descriptive.steps import FAMILY as DESCRIPTIVE
 from fedstat.models.horizontal.clusters import Clustering, SharedLabels
@@ -217,5 +218,5 @@ def covariance(replies: list[Reply], information: Floats, bread: Floats) -> tupl
     K, J = len(slopes), len(bread)
     unit = np.eye(K)
     unit[K - J :, K - J :] = bread
-    whole = np.hstack([unit, unit @ np.linalg.solve(information, slopes.T).T])
-    return whole @ products @ whole.T, unit @ products[:K, :K] @ unit.T
+    stacked = two_step_products(products, slopes, information)
+    return unit @ stacked @ unit.T, unit @ products[:K, :K] @ unit.T

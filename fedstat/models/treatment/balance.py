@@ -15,6 +15,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.results import Results
 from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes
 from fedstat.models.treatment.protocol import TreatmentBalance
@@ -100,6 +101,11 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
     @property
     def _fit(self) -> TreatmentBalance:
         return self._record.fit
+
+    @property
+    def propensity(self) -> FittedPropensity | None:
+        """The propensity model for the argument `weights` of other models; None if weights depend on more."""
+        return self._fit.propensity
 
     @property
     def arms(self) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.propensity_weights import PropensityWeights
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
@@ -31,6 +32,7 @@ from fedstat.kernels.treatment import (
 from fedstat.models.horizontal.clusters import Clustering, SharedLabels
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import add
+from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, OwnEstimate, open_rows, site_fits
 from fedstat.models.rows.predictors import standardized_point, to_units
 from fedstat.models.treatment.steps import TreatmentRequest, first_parameters, parameters_of
@@ -77,6 +79,7 @@ class TreatmentFit:
     terms: tuple[str, ...]
     request: TreatmentRequest
     design: RowsDesign
+    propensity: FittedPropensity | None
     trace: Annotated[Floats, "E 3"]
     converged: bool
     masked: bool
@@ -130,6 +133,7 @@ class TreatmentBalance:
     mean: Annotated[Floats, "2 J k"]
     variance: Annotated[Floats, "2 J k"]
     counts: Annotated[Floats, "A B C"]
+    propensity: FittedPropensity | None
     converged: bool
     masked: bool
 
@@ -186,6 +190,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             terms=session.agreement.question.terms,
             request=request,
             design=design,
+            propensity=self.fitted(solution),
             trace=np.array(self.trace).reshape(-1, 3),
             converged=solution.converged,
             masked=session.masked,
@@ -220,6 +225,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             mean=mean * scale + point["shift"][columns],
             variance=variance * scale**2,
             counts=add(replies, "counts") if overlap else np.zeros((0, 0, 0)),
+            propensity=self.fitted(solution),
             converged=solution.converged,
             masked=self.session.masked,
         )
@@ -230,6 +236,30 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             return None
         G = float(add(replies, "clusters")) if any(names) else float(len(replies))
         return Clustering(", ".join(names) or "site", round(G), np.full(estimates, G), "CR1")
+
+    def fitted(self, solution: StagedSolution) -> FittedPropensity | None:
+        """Return the propensity model for the weights of other models; None if weights depend on more."""
+        request, agreement, equations = self.request, self.session.agreement, solution.equations
+        sampled = "var_weights" in agreement.question.weights
+        if not equations.weighs or request.trim or request.target or sampled:
+            return None
+        terms = [agreement.question.terms[place] for place in request.propensity]
+        columns, design = solution.chain.columns[0], solution.design
+        point = standardized_point(design, solution.theta)
+        count = equations.groups[0].stop * len(columns)
+        weights = PropensityWeights(
+            arm=request.arm,
+            levels=solution.levels,
+            spec=agreement.spec.part(terms),
+            names=tuple(design.names[j] for j in columns),
+            shift=tuple(point["shift"][columns].tolist()),
+            scale=tuple(point["scale"][columns].tolist()),
+            coefficients=tuple(solution.theta[:count].tolist()),
+            estimand=request.estimand,
+            link=request.link,
+            formula=f"{request.arm} ~ {' + '.join(terms) or '1'}",
+        )
+        return FittedPropensity(weights, {row.site: row.n for row in agreement.sites})
 
     def begin(self, local: bool) -> FitProtocol[tuple[StagedSolution, list[Reply]]]:
         """Open the rows, and return the solution before its first stage, and the sites' own effects."""

@@ -23,6 +23,7 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clusters_line, tests_line
+from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
 from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
@@ -211,6 +212,12 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     def population(self) -> str:
         """Rows that the effect is over."""
         return population_of(self._fit.request.estimand, self._fit.request.target, self._fit.levels)
+
+    @property
+    def propensity(self) -> FittedPropensity | None:
+        """The propensity model for the argument `weights` of other models; None if weights depend on more."""
+        found: FittedPropensity | None = self._fit.propensity
+        return found
 
     @property
     def arms(self) -> pd.DataFrame:

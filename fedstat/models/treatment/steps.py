@@ -193,6 +193,7 @@ class SiteTreatment(PredictorObjective):
             or not question.intercept
             or not set(question.weights) <= {"var_weights", "exposure"}
             or not set(request.clusters) <= {*question.labels, *BY_SITE}
+            or question.propensities
             or bool(question.response) != (request.method != BALANCE)
             or not all(0 <= place < len(question.terms) for place in places)
         ):

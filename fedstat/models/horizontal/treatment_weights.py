@@ -1,0 +1,82 @@
+"""Weights of a treatment that a fitted propensity model offers to other models of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from fedstat.errors import ModelError, Remedy
+from fedstat.federation.design.horizontal_design import RowsSchema
+from fedstat.federation.design.propensity_weights import PropensityWeights
+from fedstat.models.checks import kind_of
+
+SAME_ROWS = Remedy(
+    "TreatmentEffect.from_formula(..., complete=[{columns}]).balance()",
+    "Fit the propensity model on the rows of this model, with the same subset: {call}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPropensity:
+    """A fitted propensity model, and how many rows of each site it was fitted on."""
+
+    weights: PropensityWeights
+    rows: Mapping[str, int]
+
+
+@runtime_checkable
+class WeighsRows(Protocol):
+    """Results with a propensity model."""
+
+    @property
+    def propensity(self) -> FittedPropensity | None:
+        """The propensity model; None if there is none, or weights depend on more."""
+
+
+def propensities_of(weights: object) -> tuple[FittedPropensity, ...]:
+    """Return the propensity models of an argument `weights`: results with one, or a list of these.
+
+    Raises
+    ------
+    ModelError
+        One of them is something else, or has no propensity model for all of its rows.
+    """
+    several = list(weights) if isinstance(weights, list | tuple) else [weights]
+    found = []
+    for one in several:
+        if not isinstance(one, WeighsRows):
+            raise ModelError(
+                "weights: expected the balance or the result of a TreatmentEffect, or a list of these, "
+                f"received {kind_of(one)}. A column of weights is given as var_weights or freq_weights"
+            )
+        if one.propensity is None:
+            raise ModelError(
+                "weights: this result has no propensity model, or left rows out by trim",
+                remedy=Remedy("balance()", "Use {call} of a TreatmentEffect without trim"),
+            )
+        found.append(one.propensity)
+    if not found:
+        raise ModelError("weights: expected at least one result of a TreatmentEffect")
+    return tuple(found)
+
+
+def require_same_rows(models: Sequence[FittedPropensity], agreement: RowsSchema) -> None:
+    """Require that propensity models were fitted on as many rows of each site as this model.
+
+    Raises
+    ------
+    ModelError
+        Names a site and the numbers of rows.
+    """
+    here = {row.site: row.n for row in agreement.sites}
+    for one in models:
+        if one.rows == here:
+            continue
+        site = next(name for name in {**one.rows, **here} if one.rows.get(name) != here.get(name))
+        columns = dict.fromkeys((*agreement.question.response_columns, *agreement.question.columns))
+        raise ModelError(
+            f"weights: at site {site!r} the propensity model of {one.weights.arm!r} has "
+            f"{one.rows.get(site, 0):,} rows, and this model {here.get(site, 0):,}",
+            remedy=SAME_ROWS.filled(columns=", ".join(map(repr, columns))),
+        )
