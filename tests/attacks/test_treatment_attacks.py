@@ -5,13 +5,15 @@ Each attack reads a value where nothing is protected; under the strict policy on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedstat as fs
 from fedstat.codec import to_json
-from fedstat.errors import DescriptionError, PolicyError
+from fedstat.errors import DescriptionError, EstimationError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
@@ -182,3 +184,84 @@ def test_a_masked_sum_to_which_one_site_adds():
     newton = TreatmentNewton(session, request, 20, 1e-8)
     with pytest.raises(DescriptionError, match="only 1 would add"):
         LocalEngine(at.sites).run(session.hide(newton.run(False)), Ledger())
+
+
+# ---- weights of other models, at coefficients of the attacker's choice --------------------------------
+
+
+class Forged:
+    """In place of a result: a propensity model that nobody fitted."""
+
+    def __init__(self, fitted, gamma, arm="arm", estimand="ATO"):
+        weights = replace(fitted.weights, arm=arm, coefficients=tuple(gamma), estimand=estimand)
+        self.propensity = replace(fitted, weights=replace(weights, shift=(0.0, 0.0), scale=(1.0, 1.0)))
+
+
+def weighted_sums(at, given):
+    """Sums of weights and of weighted outcomes at site S0, with which a weighted fit starts."""
+    one = fs.FederatedOLS.from_formula("income ~ 1", at, weights=given)
+    session = one._open_session("glm", False)
+    text = one.distribution.to_json()
+
+    def protocol():
+        return (yield session.opening() + session.request_all("start", {}, text))
+
+    return LocalEngine(at.sites).run(protocol(), Ledger())[2 * len(SITES)].arrays["response"]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return model(partition(NOTHING)).balance(overlap=False).propensity
+
+
+def test_weights_that_jump_next_to_one_person(fitted):
+    """Weights of overlap at a steep score are those of the rows on one side of a cut."""
+    points = [(-1e5 * age, 1e5) for age in next_to_victim()]
+    at = partition(NOTHING)
+    one, two = (weighted_sums(at, Forged(fitted, gamma)) for gamma in points)
+    assert abs(abs(one[1] - two[1]) - FRAME["income"][VICTIM]) < 1e-6
+    for policy in (fs.Policy(), UNMASKED):
+        at = partition(policy)
+        with pytest.raises(PolicyError):
+            for gamma in points:
+                weighted_sums(at, Forged(fitted, gamma))
+
+
+def test_weights_of_arms_that_differ_in_one_person(fitted):
+    gamma = (0.4, 0.0)
+    at = partition(NOTHING)
+    one, two = (weighted_sums(at, Forged(fitted, gamma, arm)) for arm in ("arm", "other"))
+    assert abs(abs(one[1] - two[1]) / abs(one[0] - two[0]) - FRAME["income"][VICTIM]) < 1e-6
+    strict = partition(UNMASKED)
+    with pytest.raises(PolicyError):
+        for arm in ("arm", "other"):
+            weighted_sums(strict, Forged(fitted, gamma, arm))
+
+
+def test_weights_that_few_rows_carry(fitted):
+    """Inverse probabilities at coefficients of the attacker's choice rest on the oldest persons."""
+    given = Forged(fitted, (60.0, -1.2), estimand="ATT")
+    with pytest.raises(PolicyError, match="nearly all weight"):
+        fs.FederatedOLS.from_formula("income ~ 1", partition(UNMASKED), weights=given).fit()
+
+
+def test_products_of_weighted_scores_at_two_propensity_models(fitted):
+    """Both are near to one another: the difference of the covariances is no sum over few rows."""
+    strict = partition(STRICT)
+    balance = model(strict).balance(overlap=False)
+    fits = [fs.FederatedOLS.from_formula("income ~ arm", strict, weights=balance).fit() for _ in range(2)]
+    assert fits[0].cov_params().equals(fits[1].cov_params())
+    moved = tuple(np.add(balance.propensity.weights.coefficients, (0.0, 1e-9)))
+    with pytest.raises((PolicyError, EstimationError)):
+        near = Forged(balance.propensity, moved, estimand="ATE")
+        fs.FederatedOLS.from_formula("income ~ arm", strict, weights=near).fit()
+
+
+def test_ordinary_weighted_models_pass_under_the_strict_policy():
+    """In any order, and after the effect of the same treatment."""
+    strict = partition(STRICT)
+    effect = model(strict).fit("ipw")
+    for given in (effect, model(strict).balance(overlap=False)):
+        fit = fs.FederatedOLS.from_formula("income ~ arm", strict, weights=given).fit()
+        assert abs(fit.params.iloc[1] + effect.params.iloc[0]) < 1e-6 or fit.converged
+    fs.FederatedGLM.from_formula("income ~ arm + age", strict, weights=effect, family="poisson").fit()

@@ -60,6 +60,7 @@ from fedstat.federation.disclosure.facts import (
     RowGroups,
     RowsUsed,
     SummedProducts,
+    WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -435,14 +436,16 @@ class OpenRows:
         frame = pd.concat([rows.frame[list(self.question.needed)] for rows, _ in self.chunks()])
         return [one.rows(frame, self.data.name) for one in self.question.propensities]
 
-    def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts]:
-        """Facts on the arms and the columns of propensity models, which a fit of these reports as well."""
+    def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts | WorkingWeights]:
+        """Facts on the arms, columns and weights of propensity models, as a fit of these reports them."""
         chunks = [rows for rows, _ in self.chunks()]
         for one in self.question.propensities:
-            Z = np.concatenate([one.design(rows.frame, self.data.name)[:, 1:] for rows in chunks])
+            Z = np.concatenate([one.design(rows.frame, self.data.name) for rows in chunks])
             arm = np.concatenate([one.arms_of(rows.frame, self.data.name) for rows in chunks])
+            found = one.at(Z, arm)
             yield LevelRowCounts(one.arm, np.bincount(arm, minlength=len(one.levels)).tolist())
-            yield IndicatorCounts(count_ones(Z), len(Z), one.names[1:])
+            yield IndicatorCounts(count_ones(Z[:, 1:]), len(Z), one.names[1:])
+            yield WorkingWeights(partial(np.atleast_2d, found.weights), flat=found.is_flat)
 
     def released_columns(self) -> Iterator[Floats]:
         """Return the same, with response, offset and weights."""

@@ -18,17 +18,27 @@ from fedstat.federation.design.coding import BlockSpec, read_terms
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.tables.columns import LevelValue, at_column
-from fedstat.kernels.categories import BASELINE, log_terms
-from fedstat.kernels.treatment import BALANCE, ESTIMANDS, TreatmentEquations
+from fedstat.kernels.treatment import (
+    BALANCE,
+    ESTIMANDS,
+    FLAT,
+    PROPENSITY,
+    PROPENSITY_LINKS,
+    TreatmentEquations,
+    arm_probabilities,
+)
 from fedstat.typing import Floats, Ints
 
 INTERCEPT = "Intercept"
+FAR = {"logit": 100.0, "probit": 20.0}
+"""Linear predictors beyond which no propensity model of overlapping arms has any row, by link."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedArms:
     """Rows with a propensity model: its standardized columns (n, c), arm and weight of each (n,).
 
+    `probabilities` (n, J) are those of the arms.
     By arm but the first, `slopes` (n, J - 1) are derivatives of the logarithm of a weight by the predictors,
     `residuals` (n, J - 1) those of the log-likelihood, and `information` (n, J - 1, J - 1) minus the second
     ones.
@@ -41,6 +51,12 @@ class WeightedArms:
     slopes: Floats
     residuals: Floats
     information: Floats
+
+    def is_flat(self) -> bool:
+        """Return whether the probabilities are 0 or 1 at nearly all rows: weights are then those of a cut."""
+        E = self.probabilities
+        mass = E.sum(axis=0)
+        return bool((1.0 - (E**2).sum(axis=1)).sum() < FLAT * (mass.sum() - mass.max()))
 
     def by_column(self, factors: Floats) -> Floats:
         """Return factors (n, J - 1) times the columns, by arm: (n, (J - 1) c)."""
@@ -147,7 +163,9 @@ class PropensityWeights:
     def at(self, design: Floats, arm: Ints) -> WeightedArms:
         """Return rows with their weights, from columns (n, c) in the units of the data and arms (n,)."""
         columns, J = (design - np.array(self.shift)) / np.array(self.scale), len(self.levels)
-        eta = columns @ np.array(self.coefficients).reshape(J - 1, -1).T
+        # Within a range in which no weight is zero or infinite: such rows would be left out by themselves.
+        eta, far = columns @ np.array(self.coefficients).reshape(J - 1, -1).T, FAR[self.link]
+        eta = np.clip(eta, -far, far)
         equations = TreatmentEquations(J, BALANCE, self.estimand, propensity=self.link)
         w, dw, _, _ = equations.weights(eta, arm)
         _, residuals, second = equations.residuals(eta, arm, np.zeros(len(arm)), PROPENSITY)
