@@ -301,6 +301,16 @@ def constant() -> Any:
     return fs.FederatedMixed.from_formula("y ~ 1 + (1 | g)", clean(), reml=False).fit()
 
 
+class OfTreatment:
+    """The weights of a treatment, which is fitted when they are first used."""
+
+    @functools.cached_property
+    def propensity(self):
+        made = fs.TreatmentEffect.from_formula("y ~ 1", clean(), treatment="m ~ x")
+        return made.balance(overlap=False).propensity
+
+
+WEIGHTS = OfTreatment()
 missing = functools.partial(entities, True)
 NEGATIVE_BINOMIAL = sm.families.NegativeBinomial(alpha=1.0)
 EVERY, SHRUNKEN = "y ~ x + z + v", {"n_lambdas": 4}
@@ -318,6 +328,9 @@ FAILURES = [
         {"distribution": "lognormal"},
         then=lambda fit: fit.hazard_ratios(),
     ),
+    Failure("GLORE", "e ~ m", clean, {"weights": WEIGHTS}, {"cov_type": "nonrobust"}),
+    Failure("GLORE", "e ~ m", clean, {}, {"cov_type": "stacked"}),
+    Failure("FederatedCox", PATIENTS, clean, {"weights": WEIGHTS}, {"baseline": "common", "grid": [9, 30]}),
     Failure("TreatmentEffect", PATIENTS, clean, {"treatment": "m ~ x"}),
     Failure("SurvivalEffect", PATIENTS, clean, {"treatment": "m ~ x"}),
     Failure("SurvivalEffect", "Surv(time, e) ~ 1", clean, {"treatment": "m ~ x"}, {"baseline": "common"}),

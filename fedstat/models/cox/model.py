@@ -280,9 +280,10 @@ class FederatedCox(HorizontalModel):
         weighs = bool(self.question.propensities)
         if weighs and (baseline == "common" or cov_type == "nonrobust"):
             raise ModelError(
-                "weights: those of a treatment need baseline='site' and robust errors",
+                "weights: those of a treatment need baseline='site' and errors that allow for weights",
                 remedy=Remedy(
-                    "fit(cov_type='stacked')", "Use {arguments}, or SurvivalEffect for one baseline"
+                    "fit(cov_type='stacked', baseline='site', grid=None)",
+                    "Use {arguments}; SurvivalEffect has a hazard ratio with one baseline",
                 ),
             )
         stacked = cov_type == STACKED or (weighs and cov_type is None)

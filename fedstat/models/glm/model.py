@@ -168,6 +168,15 @@ class FederatedGLM(HorizontalModel):
 
     Make one with :meth:`from_formula`.
 
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
     References
     ----------
     Wu, Jiang, Kim, Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 19 (2012).
@@ -206,10 +215,16 @@ class FederatedGLM(HorizontalModel):
     @checks.takes_parsed
     @inherits_signature(HorizontalModel.__init__)
     def __init__(
-        self, formula: Formula, partition: ClientPartition, *, weights: Any = None, **settings: Any
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        family: Any = None,
+        weights: Any = None,
+        **settings: Any,
     ) -> None:
         self._weigh(weights, formula, **settings)
-        super().__init__(formula, partition, **settings)
+        super().__init__(formula, partition, family=family, **settings)
 
     @classmethod
     @checks.checks_arguments
@@ -220,13 +235,27 @@ class FederatedGLM(HorizontalModel):
 
         Parameters
         ----------
-        formula, partition
+        formula
             As in :meth:`HorizontalModel.from_formula`.
+        partition
+            As in :meth:`HorizontalModel.from_formula`.
+        family : statsmodels family or str, optional
+            Such as ``sm.families.Poisson()``, with its link; or a name, ``"poisson"``, with the usual one.
         weights : balance or result of a TreatmentEffect, or list of these, optional
             Rows have the inverse probability weights of its propensity model, which was fitted on the same
             rows (marginal structural model); with several, the product. For a column of weights see
             `freq_weights` and `var_weights`.
-        family, offset, exposure, freq_weights, var_weights, complete, labels, missing, subset
+        offset, exposure
+            As in :meth:`HorizontalModel.from_formula`.
+        freq_weights, var_weights
+            As in :meth:`HorizontalModel.from_formula`.
+        complete
+            As in :meth:`HorizontalModel.from_formula`.
+        labels
+            As in :meth:`HorizontalModel.from_formula`.
+        missing
+            As in :meth:`HorizontalModel.from_formula`.
+        subset
             As in :meth:`HorizontalModel.from_formula`.
 
         Raises
@@ -254,7 +283,7 @@ class FederatedGLM(HorizontalModel):
         >>> treatment = fs.TreatmentEffect.from_formula("died ~ 1", partition, treatment="arm ~ age + stage")
         >>> model = fs.GLORE.from_formula("died ~ arm", partition, weights=treatment.balance())
         >>> model.fit().bse.round(3).to_dict()
-        {}
+        {'Intercept': 0.095, 'arm[T.surgery]': 0.136}
         """
         return super().from_formula(formula, partition, **settings)
 

@@ -6,15 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from fedstat.errors import ModelError, Remedy
+from fedstat.errors import ModelError
 from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.propensity_weights import PropensityWeights
 from fedstat.models.checks import kind_of
-
-SAME_ROWS = Remedy(
-    "TreatmentEffect.from_formula(..., complete=[{columns}]).balance()",
-    "Fit the propensity model on the rows of this model, with the same subset: {call}",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +47,8 @@ def propensities_of(weights: object) -> tuple[FittedPropensity, ...]:
             )
         if one.propensity is None:
             raise ModelError(
-                "weights: this result has no propensity model, or left rows out by trim",
-                remedy=Remedy("balance()", "Use {call} of a TreatmentEffect without trim"),
+                "weights: this result has no propensity model, or left rows out by trim. The balance of a "
+                "TreatmentEffect without trim has one"
             )
         found.append(one.propensity)
     if not found:
@@ -77,6 +72,6 @@ def require_same_rows(models: Sequence[FittedPropensity], agreement: RowsSchema)
         columns = dict.fromkeys((*agreement.question.response_columns, *agreement.question.columns))
         raise ModelError(
             f"weights: at site {site!r} the propensity model of {one.weights.arm!r} has "
-            f"{one.rows.get(site, 0):,} rows, and this model {here.get(site, 0):,}",
-            remedy=SAME_ROWS.filled(columns=", ".join(map(repr, columns))),
+            f"{one.rows.get(site, 0):,} rows, and this model {here.get(site, 0):,}. Both need the same rows: "
+            f"the argument complete of the TreatmentEffect takes the columns of this model, {list(columns)}"
         )
