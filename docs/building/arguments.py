@@ -68,7 +68,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "time": "Basis along a response curve; GEE: column by which rows of a cluster are ordered.",
         "groups": "Column that names the clusters.",
         "cov_struct": "Working correlation within clusters.",
-        "weights": "Column of weights of rows, or of clusters.",
+        "weights": "Weights of rows: of a fitted treatment; for GEE and effects of treatments a column.",
         "loss": "Robust loss that replaces a family.",
         "q": 'Level of the quantile with `loss="quantile"`.',
         "epsilon": "Differential privacy of the record of one entity.",

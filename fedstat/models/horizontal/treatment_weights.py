@@ -47,8 +47,8 @@ def propensities_of(weights: object) -> tuple[FittedPropensity, ...]:
             )
         if one.propensity is None:
             raise ModelError(
-                "weights: this result has no propensity model, or left rows out by trim. The balance of a "
-                "TreatmentEffect without trim has one"
+                "weights: this result has no propensity model, or its weights depend on trim, a target or "
+                "sampling weights. The balance of a TreatmentEffect without these has one"
             )
         found.append(one.propensity)
     if not found:

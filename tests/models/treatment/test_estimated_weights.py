@@ -227,14 +227,15 @@ def test_partial_likelihood(clusters):
     assert_allclose(fit.cov_params(), expected, rtol=1e-5)
 
 
-def test_effects_of_treatment_are_coefficients():
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_effects_of_treatment_are_coefficients(link):
     """Weighted means of the arms are potential means, and a weighted Cox model is that of SurvivalEffect."""
-    at = rows()
-    effect = fs.TreatmentEffect.from_formula("e ~ 1", at, treatment="t ~ a + b").fit("ipw")
+    at, given = rows(), {"treatment": "t ~ a + b", "link": link}
+    effect = fs.TreatmentEffect.from_formula("e ~ 1", at, **given).fit("ipw")
     same = fs.FederatedGLM.from_formula("e ~ t", at, weights=effect).fit()
     assert_allclose(same.params["t"], effect.params.iloc[0], rtol=1e-9)
     assert_allclose(same.bse["t"], effect.bse.iloc[0], rtol=1e-8)
-    times = fs.SurvivalEffect.from_formula("Surv(time, died) ~ 1", at, treatment="t ~ a + b").fit()
+    times = fs.SurvivalEffect.from_formula("Surv(time, died) ~ 1", at, **given).fit()
     cox = fs.FederatedCox.from_formula("Surv(time, died) ~ t", at, weights=effect).fit()
     ratio = times.tidy().iloc[0]
     assert_allclose([cox.params["t"], cox.bse["t"]], [ratio["estimate"], ratio["std_error"]], rtol=1e-7)
