@@ -52,6 +52,12 @@ class WeightedArms:
     residuals: Floats
     information: Floats
 
+    @property
+    def by_arm(self) -> Floats:
+        """Weights in the column of the arm of each row, zero in others, (n, J)."""
+        inside = self.arm[:, None] == np.arange(self.probabilities.shape[1])
+        return np.asarray(inside * self.weights[:, None])
+
     def is_flat(self) -> bool:
         """Return whether the probabilities are 0 or 1 at nearly all rows: weights are then those of a cut."""
         E = self.probabilities

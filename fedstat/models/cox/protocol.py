@@ -62,7 +62,7 @@ class CoxFit:
     `null` is the log-likelihood at zero, `score_test` the statistic there. `pairs` and `squares` are those
     of :func:`fedstat.kernels.partial_likelihood.concordance`; `trace` has log-likelihood, length of the step
     in standard errors, and its largest change of a coefficient, by evaluation. `meat` is the sum of outer
-    products of the scores of rows, or of the clusters that `clustering` describes, `spread` (A, 3) has
+    products of the scores of rows, or of the clusters that `clustering` describes, `spread` (A, 4) has
     estimated weights by arm. With one baseline hazard
     for all sites, `common` is the fit, and all else is that with one for each site.
     """
@@ -81,7 +81,7 @@ class CoxFit:
     squares: Annotated[Floats, "3"]
     meat: Matrix | None
     clustering: Clustering | None
-    spread: Annotated[Floats, "A 3"] | None
+    spread: Annotated[Floats, "A 4"] | None
     apart: Annotated[Floats, "2"] | None
     trace: Annotated[Floats, "E 3"]
     converged: bool

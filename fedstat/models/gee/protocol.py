@@ -65,7 +65,7 @@ class GEEFit:
 
     `total` are the sums at `gamma` (p,) and the working correlation `rho`; `counts` (4,) those of the step
     ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says,
-    `clustering` describes the clusters, `spread` (A, 3) estimated weights by arm, and `omega` (p, p) is the
+    `clustering` describes the clusters, `spread` (A, 4) estimated weights by arm, and `omega` (p, p) is the
     information of independent rows.
     `outside` is an estimate of the correlation outside the range in which all clusters' correlations are
     positive definite, with the ends of the range; the fit then has a value inside. `trace` has the length of
@@ -81,7 +81,7 @@ class GEEFit:
     omega: Matrix
     coordinates: Coordinates
     counts: Annotated[Floats, "4"]
-    spread: Annotated[Floats, "A 3"] | None
+    spread: Annotated[Floats, "A 4"] | None
     scale: float
     cov_type: str
     request: GEERequest

@@ -32,7 +32,7 @@ class CovarianceChoice:
 class Variance:
     """A covariance (p, p), the numbers of clusters and strata behind it, and the effective ones.
 
-    `spread` (A, 3) has rows, sums of estimated weights, and sums of their squares, by arm.
+    `spread` (A, 4) has rows, and sums of powers of estimated weights, by arm.
     """
 
     cov: Floats

@@ -52,8 +52,6 @@ NOTES = Catalogue(
         "aliased_columns": "Left out, as R does (NA): {columns}. No rows distinguish them from other "
         "columns, as where a combination of levels has no rows; predictions for such rows leave the "
         "interaction out.",
-        "few_effective": "POOR OVERLAP: the weighted rows of {arm} have the precision of {effective:,.0f} of "
-        "{rows:,} rows; estimand='ATO' of the treatment has bounded weights.",
         "lost_sites": "{sites}. Parts of sums before that follow by subtraction.",
         "heterogeneity": "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over "
         "sites: .heterogeneity.",

@@ -29,6 +29,7 @@ from fedstat.models.horizontal.effects import effect_contrasts, spans
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import BY_KEY, NOTES
+from fedstat.models.horizontal.overlap import overlap_notes
 from fedstat.models.horizontal.prediction import GLMPrediction, PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.horizontal.subgroups import Subgroups, subgroups
@@ -42,8 +43,6 @@ Found = TypeVar("Found")
 STRAIGHT = 1e-9
 """Size of second differences, relative to the largest, below which they are those of a line."""
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
-FEW_EFFECTIVE = 0.5
-"""Share of the rows of an arm below which its effective number is small."""
 
 
 OFFSET = ("Offset", "basis.agreement.question.offsets", ", ".join)
@@ -66,8 +65,8 @@ class RowsBasis:
     """What results keep of the model: no rows, and enough to code new ones.
 
     `site_column` is the column that names the sites; `repeated` rows have a `key` that another site has.
-    `spread` (A, 3) has the rows of each arm by which rows are weighted, if that was summed, and the sums of
-    their weights and of the squares of these.
+    `spread` (A, 4) has the rows of each arm by which rows are weighted, if that was summed, and sums of
+    their weights, squares and fourth powers.
     """
 
     model_name: str
@@ -76,7 +75,7 @@ class RowsBasis:
     site_column: str
     repeated: int = field(default=0, kw_only=True)
     key: str = field(default="", kw_only=True)
-    spread: Annotated[Floats, "A 3"] | None = field(default=None, kw_only=True)
+    spread: Annotated[Floats, "A 4"] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, model: HorizontalModel, **more: Any) -> Self:
@@ -319,10 +318,9 @@ class DesignResults(CoefficientResults):
         question, spread = self.basis.agreement.question, self.basis.spread
         if not question.propensities:
             return
-        arms = [f"{level} ({one.arm})" for one in question.propensities for level in one.levels]
-        for arm, (rows, total, squares) in zip(arms, () if spread is None else spread.tolist(), strict=False):
-            if (effective := total**2 / squares) < FEW_EFFECTIVE * rows:
-                yield NOTES.note("few_effective", arm=arm, effective=effective, rows=int(rows))
+        if spread is not None:
+            levels = [level for one in question.propensities for level in one.levels]
+            yield from overlap_notes(levels, spread[:, 0], spread[:, 1:], bounded=True)
         kind = "weights" if self.estimate.cov_type == "stacked" else "weights/known"
         yield NOTES.note(kind)
 

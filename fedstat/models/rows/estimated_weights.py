@@ -24,6 +24,7 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.state import State
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.stacked import two_step_products
+from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Ints
@@ -40,7 +41,7 @@ RELEASES = {
     "products": summed(
         "products of the scores of rows, with those of the propensity models", 2, behind=BEHIND
     ),
-    "spread": summed("rows, sums of weights, and of squared weights, by arm", 2, behind=BEHIND),
+    "spread": summed("rows, and sums of powers of weights, by arm", 2, behind=BEHIND),
 }
 """What :func:`sum_stacked` releases."""
 AT_REST = 1e-8
@@ -119,7 +120,7 @@ def sum_stacked(
     -------
     dict
         ``scores`` (Q,), ``information`` (Q, Q), ``slopes`` (p, Q), ``products`` (p + Q, p + Q) and
-        ``spread`` (A, 3), of Q coefficients of propensity models and the arms of all of them.
+        ``spread`` (A, 4), of Q coefficients of propensity models and the arms of all of them.
     """
     arms = opened.weighted_arms()
     if not arms:
@@ -142,7 +143,7 @@ def sum_stacked(
         "information": information_of(arms),
         "slopes": scores.T @ log_slopes,
         "products": both.T @ both,
-        "spread": np.concatenate([spread_of(one) for one in arms]),
+        "spread": np.concatenate([spread_of(one.by_arm) for one in arms]),
     }
 
 
@@ -165,17 +166,11 @@ def information_of(arms: Iterable[WeightedArms]) -> Floats:
     return whole
 
 
-def spread_of(arms: WeightedArms) -> Floats:
-    """Return rows, sums of weights, and of their squares, by arm, (J, 3)."""
-    J = arms.residuals.shape[1] + 1
-    return np.column_stack([np.bincount(arms.arm, arms.weights**power, J) for power in (0, 1, 2)])
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedSums:
     """Products of the scores (p, p) that account for the estimated weights.
 
-    `spread` (A, 3) has the rows of each arm, and the sums of their weights and of the squares of these.
+    `spread` (A, 4) has the rows of each arm, and sums of their weights, squares and fourth powers.
     """
 
     meat: Floats

@@ -21,10 +21,10 @@ from fedstat.inference.tables import Sheet, human_range, number, yes_or_no
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import MASKED, SUBSET, TWICE_TOO_SMALL
+from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.results import Results
 from fedstat.models.survival_effect.estimates import WeightedCells
 from fedstat.models.survival_effect.protocol import SurvivalEffectFit
-from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.treatment.results import NOTES as TREATMENT_NOTES
 from fedstat.models.treatment.results import e_value, limit_near_one, population_of
 from fedstat.plotting import COLORS

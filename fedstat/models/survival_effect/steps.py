@@ -24,11 +24,11 @@ from fedstat.federation.message import aggregate, control
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable
 from fedstat.kernels.treatment import MEMBERSHIP, PROPENSITY
 from fedstat.models.descriptive.steps import CELLS, cells_of, counted_over_sites
+from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.models.rows.objective import STANDARDIZED
 from fedstat.models.rows.steps import SPREAD, rows_in
 from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
-from fedstat.models.treatment.overlap import spread_of
 from fedstat.models.treatment.steps import CLUSTERS, FAMILY, SiteTreatment
 from fedstat.typing import Array, Floats, Ints
 

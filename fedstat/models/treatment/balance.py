@@ -15,9 +15,9 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.results import Results
-from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes
 from fedstat.models.treatment.protocol import TreatmentBalance
 from fedstat.plotting import (
     COLORS,

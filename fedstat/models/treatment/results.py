@@ -21,12 +21,12 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import Sheet, show_probability, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
+from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
 from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clusters_line, tests_line
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
-from fedstat.models.treatment.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first, parameter_names
 from fedstat.models.treatment.steps import weights_of
 from fedstat.typing import Floats

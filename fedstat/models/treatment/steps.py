@@ -36,11 +36,11 @@ from fedstat.kernels.treatment import (
     TreatmentEquations,
     arm_probabilities,
 )
+from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, glm_rows, require_response, summed
 from fedstat.models.rows.newton import maximize_own
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums, own_part
 from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_at
-from fedstat.models.treatment.overlap import spread_of
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "treatment"

@@ -154,6 +154,31 @@ def treatment(rng: Random) -> Call:
     return model("TreatmentEffect", f"{answer} ~ 1", given, **settings)
 
 
+def weighted(rng: Random) -> Call:
+    """Models of rows with the weights of a treatment, or of two in turn."""
+    name = one(rng, ("FederatedOLS", "FederatedGLM", "FederatedGEE", "FederatedCox"))
+    left = {"FederatedCox": "Surv(t, e)", "FederatedGLM": "e"}.get(name, "y")
+    settings: dict[str, Any] = {"FederatedGLM": {"family": FAMILIES["binomial"]}}.get(name, {})
+    settings |= {"groups": "person"} if name == "FederatedGEE" else {}
+    arms = one(rng, (("g",), ("g",), ("h",), ("g", "h")))
+    formulas = [f"C({arm}) ~ {terms(rng, arm)}" for arm in arms]
+    estimand, given = one(rng, ("ATE", "ATO", "matching")), one(rng, ({}, {}, {"cov_type": "robust"}))
+    formula = f"{left} ~ {' + '.join(f'C({arm})' for arm in arms)}{one(rng, ('', ' + z'))}"
+
+    def run(partition: fs.ClientPartition) -> Any:
+        complete = [column for column in ("y", "e", "t", "z") if column not in " ".join(formulas)]
+        treatments = [
+            fs.TreatmentEffect.from_formula(
+                "m ~ 1", partition, treatment=text, estimand=estimand, complete=complete
+            ).balance(overlap=False)
+            for text in formulas
+        ]
+        model = getattr(fs, name).from_formula(formula, partition, weights=treatments, **settings)
+        return model.fit(**given)
+
+    return Call(f"{name} {formula} weights of {'; '.join(formulas)} {estimand} {given}", run)
+
+
 def categories(rng: Random) -> Call:
     """Ordinal and multinomial models."""
     name = one(rng, ("FederatedOrdinal", "FederatedMultinomial"))
@@ -286,6 +311,7 @@ KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "subset": (subsets, ("FederatedOLS", "GLORE", "FederatedCox", "KaplanMeier", "crosstab", "table_one")),
     "aft": (aft, ("FederatedAFT",)),
     "treatment": (treatment, ("TreatmentEffect", "SurvivalEffect")),
+    "weighted": (weighted, ("FederatedOLS", "FederatedGLM", "FederatedGEE", "FederatedCox")),
 }
 """How calls of a kind are drawn, and the public names that they use."""
 

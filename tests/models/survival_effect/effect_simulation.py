@@ -20,8 +20,8 @@ from scipy.special import expit
 import fedstat as fs
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
 from fedstat.models.descriptive.protocol import with_ends_apart
+from fedstat.models.horizontal.overlap import overlap_notes, spread_of
 from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
-from fedstat.models.treatment.overlap import overlap_notes, spread_of
 
 ENDS = np.arange(0.25, 3.01, 0.25)
 LOG_RATIO, SHARED = -0.5, (0.5, 0.3)

@@ -13,7 +13,7 @@ from statsmodels.treatment.treatment_effects import TreatmentEffect
 import fedstat as fs
 from fedstat.errors import EstimationError, FormulaError, ModelError, NotAvailableError
 from fedstat.kernels.treatment import ESTIMANDS, METHODS
-from fedstat.models.treatment.overlap import overlap_notes
+from fedstat.models.horizontal.overlap import overlap_notes
 
 RNG = np.random.default_rng(7)
 N = 900

@@ -9,7 +9,7 @@ from operating import make_federation, served_sites
 
 import fedstat as fs
 
-TABLE = fs.datasets.make_survival()
+TABLE = fs.datasets.make_survival().assign(ward=lambda table: table.index // 4)
 NAMES = {"Bonn": "bonn", "Kiel": "kiel", "Trier": "trier", "Ulm": "ulm"}
 
 
@@ -41,4 +41,25 @@ def test_effects_and_balance_are_those_of_one_process_to_the_bit(both):
     np.testing.assert_array_equal(theirs.params, ours.params)
     np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
     np.testing.assert_array_equal(theirs.site_estimates, ours.site_estimates)
+    assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "formula", "more"),
+    [
+        ("GLORE", "died ~ arm", {}),
+        ("FederatedGEE", "died ~ arm", {"groups": "ward"}),
+        ("FederatedCox", "Surv(months, died) ~ arm", {}),
+    ],
+)
+def test_models_of_weighted_rows_are_those_of_one_process_to_the_bit(both, name, formula, more):
+    models = []
+    for one in both:
+        treatment = fs.TreatmentEffect.from_formula("died ~ 1", one, treatment="arm ~ age")
+        weights = treatment.balance(overlap=False)
+        models.append(getattr(fs, name).from_formula(formula, one, weights=weights, **more))
+    assert models[0].explain().passes
+    theirs, ours = (model.fit() for model in models)
+    np.testing.assert_array_equal(theirs.params, ours.params)
+    np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
     assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
