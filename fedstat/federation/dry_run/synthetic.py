@@ -241,7 +241,10 @@ class DrawnRows(OpenRows):
         for one in self.question.propensities:
             columns = rng.normal(size=(n, len(one.names))) * one.scale + one.shift
             columns[:, 0] = 1.0
-            found.append(one.at(columns, np.arange(n) % len(one.levels)))
+            rows = one.at(columns, np.arange(n) % len(one.levels))
+            # The propensity model fits the rows that it weights: its scores add up to zero.
+            Z, r = rows.columns, rows.residuals
+            found.append(replace(rows, residuals=r - Z @ np.linalg.lstsq(Z, r, rcond=None)[0]))
         return found
 
     def has_level(self, rows: CompleteRows, name: str, level: LevelValue | None) -> Bools:
