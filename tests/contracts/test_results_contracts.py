@@ -196,6 +196,7 @@ OWN_NOTES = {
     "test_proportional_odds": "a test of the model",
     "linear": "the first fit of an iteration, with notes of its own",
     "steps": "the same fit after another number of steps, which has its own record",
+    "placebo": "a fit of another outcome, for which its notes are computed",
 }
 """Members that return a result which does not have the notes of its source, with the reason."""
 

@@ -9,7 +9,6 @@ products of ``phi_i`` and of the scores of the propensity model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -26,7 +25,7 @@ from fedstat.kernels.treatment import MEMBERSHIP, PROPENSITY
 from fedstat.models.descriptive.steps import CELLS, cells_of, counted_over_sites
 from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, summed
-from fedstat.models.rows.objective import STANDARDIZED
+from fedstat.models.rows.objective import STANDARDIZED, RowsWithWeights
 from fedstat.models.rows.steps import SPREAD, rows_in
 from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
 from fedstat.models.treatment.steps import CLUSTERS, FAMILY, SiteTreatment
@@ -122,12 +121,6 @@ class WeightedTimes:
         """Predictors of the weights."""
         return self.site.equations.weighing
 
-    @property
-    def covariates(self) -> Floats:
-        """Columns of the models of the weights, (n, c)."""
-        places = [place for block in self.site.chain.columns[self.group] for place in block.tolist()]
-        return self.columns[0][:, sorted(set(places))]
-
     def by_column(self, factors: Floats) -> Floats:
         """Return factors (n, W) times the columns of the models of the weights, (n, Q)."""
         X, blocks = self.columns[0], self.site.chain.columns[self.group]
@@ -173,41 +166,8 @@ def weighted_rows(data: SiteData, state: State, **point: Floats) -> tuple[Weight
     return rows, to_own[:Q, :Q]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InfluenceBlock(facts.RowBlock):
-    """All rows, with the weights by which columns are multiplied at the points of a fit.
-
-    A point of earlier steps is that of a stage, and otherwise a key of `vectors_at`.
-    """
-
-    rows: WeightedTimes
-    vectors_at: dict[Any, Floats]
-    step: int = 1
-    first: int = 0
-
-    @property
-    def columns(self) -> Floats:
-        """Columns of the design, a constant and the arms among them."""
-        return self.rows.columns[0][self.first :: self.step]
-
-    def vectors(self, points: tuple[Any, ...]) -> Floats:
-        """Return the weights of rows in the sums at points, (m, k)."""
-        known, site = self.vectors_at, self.rows.site
-        found = [
-            known[one] if one in known else site.at(one[1]).vectors(np.frombuffer(one[0])) for one in points
-        ]
-        return np.column_stack(found)[self.first :: self.step]
-
-    def terms(self, point: Any) -> list[facts.RowTerms]:
-        """Terms of the sums at a point: columns of the propensity model with all vectors."""
-        Z = self.rows.covariates[self.first :: self.step]
-        return [facts.RowTerms(Z, self.vectors((point,)), np.ones((len(Z), 1)))]
-
-    def every(self, first: int, step: int) -> InfluenceBlock:
-        """Return every n-th row, from the first on."""
-        return InfluenceBlock(self.rows, self.vectors_at, step, first)
-
-
+MOST_VECTORS = 2**31
+"""Weights of rows at a point, which multiply columns and no products of columns."""
 POINTS = "treatment times: points"
 """Weights of rows at the points of a session."""
 
@@ -218,16 +178,17 @@ def report_vectors(state: State, rows: WeightedTimes, key: Any, vectors: Floats)
     known = kept[1] if kept[0] is rows.site.opened else {}
     known = known | {key: vectors}
     opened, n = rows.site.opened, len(vectors)
-    blocks = partial(_in_one, InfluenceBlock(rows, known))
+
+    def weights(point: Any) -> Floats:
+        # A point of earlier steps is that of a stage.
+        return known[point] if point in known else rows.site.at(point[1]).vectors(np.frombuffer(point[0]))
+
+    block = RowsWithWeights(weights, rows.columns[0], slice(None), single=MOST_VECTORS)
     state.report(
         facts.WorkingWeights(lambda: np.abs(vectors.T)),
-        facts.ScoreAndInformation(opened, n, key, blocks, among=opened.places),
+        facts.ScoreAndInformation(opened, n, key, lambda: iter([block]), among=opened.places),
     )
     state.keep(POINTS, (opened, known))
-
-
-def _in_one(block: InfluenceBlock) -> Iterable[InfluenceBlock]:
-    yield block
 
 
 def counted_edges(data: SiteData, state: State, rows: WeightedTimes) -> Floats:
