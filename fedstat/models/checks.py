@@ -287,15 +287,15 @@ def takes_parsed(init: Method, parsed: type = Formula) -> Method:
     return cast(Method, checked)
 
 
-def check_layout(model: str, partition: object, layout: str) -> None:
-    """Refuse what is no partition in the layout that a model needs."""
+def check_layout(model: str, partition: object, layout: str, *others: str) -> None:
+    """Refuse what is no partition in the layout that a model needs, or in one of `others`."""
     what, remedy = LAYOUTS[layout]
     if not isinstance(partition, ClientPartition):
         raise ModelError(
             f"partition: expected a fedstat.ClientPartition, received {kind_of(partition)}; make one with "
             f"{remedy}, which takes tables of pandas, polars and pyarrow"
         )
-    if partition.layout != layout:
+    if partition.layout not in (layout, *others):
         raise ModelError(
             f"{model} needs a {layout} partition ({what}): {remedy}; this one is {partition.layout} "
             f"({LAYOUTS[partition.layout][0]})"

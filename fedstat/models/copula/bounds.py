@@ -154,6 +154,16 @@ class Bounds(Mapping[str, PublishedColumn]):
         return {name: self._columns[name] for name in names}
 
 
+def bounds_of(bounds: Bounds | Mapping[str, IntoBound] | None, sites: Any, names: Sequence[str]) -> Published:
+    """Return the bounds of some columns: those of the user, or else those that the owners of `sites` publish.
+
+    A ModelError lists columns that have none.
+    """
+    given = bounds if isinstance(bounds, Bounds) else Bounds(bounds or {})
+    known = {**published_together(sites), **given}
+    return Bounds({name: known[name] for name in names if name in known}).of(names)
+
+
 def published_together(sites: Any) -> dict[str, PublishedColumn]:
     """Join what owners publish of the same columns: ranges that contain all, and all levels."""
     out: dict[str, PublishedColumn] = {}

@@ -17,9 +17,9 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.copula import expand_steps
 from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_groups, describe_choice
 from fedstat.models.copula.margins import Bins, Margin, edge_variance
-from fedstat.models.copula.private_release import budget_shares
+from fedstat.models.copula.private_release import budget_shares, row_guarantee
 from fedstat.models.copula.protocol import CopulaFit
-from fedstat.models.copula.request import GramPlan, NoisePlan
+from fedstat.models.copula.request import ALL, GramPlan, NoisePlan, PooledRows
 from fedstat.models.explain import DryRunPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.typing import Bools, Floats
@@ -63,13 +63,28 @@ def _slope(bins: Bins) -> float:
     return float(expand_steps(np.asarray(ndtri(F)), math.sqrt(3.0) * (F[:-1] + F[1:] - 1.0), 1)[0])
 
 
-def noise_statements(noise: PredictedNoise) -> Iterator[str]:
+def noise_statements(noise: PredictedNoise, rows: PooledRows | None) -> Iterator[str]:
     """State the expected noise on correlations."""
+    sampling = 1.0 / math.sqrt(max(noise.n, 1))
+    if rows is not None:
+        yield (
+            f"Noise on a correlation near 0: about {noise.own:.2g}, for columns with even margins. Sampling "
+            f"adds {sampling:.2g} at {noise.n:,} rows: noise makes errors about "
+            f"{math.hypot(1.0, noise.own / sampling):.2f} times as large."
+        )
+        if rows.honest < 2 and len(rows.records) > 2:
+            K = len(rows.records)
+            shared = noise.own / math.sqrt(K - 1)
+            yield (
+                "Each site adds enough noise alone. If owners set colluding = 1, noise on a correlation is "
+                f"about {shared:.2g}."
+            )
+        return
     worst = "" if noise.worst < 1.5 * noise.cross else f" (up to {noise.worst:.2g})"
     yield (
         f"Noise on a correlation near 0: about {noise.own:.2g} within a site and {noise.cross:.2g}{worst} "
         "between two sites, for columns with even margins. Sampling adds "
-        f"{1 / math.sqrt(max(noise.n, 1)):.2g} at the {noise.n:,} entities of a typical pair."
+        f"{sampling:.2g} at the {noise.n:,} entities of a typical pair."
     )
 
 
@@ -141,6 +156,10 @@ def problems_of_fit(fit: CopulaFit) -> list[str]:
 
 def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     """State the epsilon of a record for each kind of observer."""
+    rows = plan.noise.rows if isinstance(plan, GramPlan) else plan.rows
+    if rows is not None:
+        yield row_guarantee(rows, plan.site_cost(ALL), delta)
+        return
     complete = epsilon_of_zcdp(plan.coordinator_cost(), delta)
     yield (
         f"Replacing the whole record of one entity by any other: epsilon {complete:.3g} at delta {delta:g} "
@@ -184,20 +203,18 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
     correlation = np.abs(fit.inversion.correlation)
     places = iter(range(len(noise)))
     rows = []
-    for site, margin in zip(fit.sites, fit.margins, strict=True):
+    for site, margin, deviation in zip(fit.sites, fit.margins, fit.count_noise, strict=True):
         n = fit.entities[site]
-        request = fit.plan.margins_requested(site)
         levels = bool(margin.bins.levels)
         # Noise on a distribution function: half of the levels added up, or that at the mean edge of a tree.
         counts = margin.bins.count / 4.0 if levels else edge_variance(margin.bins.depth)
-        variance = request.of_levels if levels else request.of_trees
         rows.append(
             {
                 "column": margin.bins.name,
                 "site": site,
                 "entities": n,
                 "bins": margin.bins.count,
-                "margin_noise": float(np.sqrt(counts * variance) / max(n, 1)),
+                "margin_noise": math.sqrt(counts) * deviation / max(n, 1),
                 "missing": margin.missing,
                 "ties": 1.0 - margin.variance,
             }
@@ -234,11 +251,13 @@ class CopulaPlan(DryRunPlan):
             table[rows, k] = True
         groups = choose_groups(model._planned, table, missing or "pairs")
         noise = PredictedNoise.of(groups, table)
-        yield from noise_statements(noise)
+        yield from noise_statements(noise, model._pooled)
         yield from large_noise(model._planned, noise.cross, noise.n, model.epsilon, model.delta)
-        if missing is not None:
+        if missing is not None and model._pooled is None:
             yield METHODS[groups.method]
         if missing == "auto" and groups.method != "complete":
             yield describe_choice(model._planned, table)
-        policies = {site: model.partition.sites[site].policy for site in model._planned.columns}
-        yield from budget_shares(policies, model._planned.site_cost)
+        planned = model._planned
+        yield from budget_shares(
+            model._policies, lambda site: planned.site_cost(site if model._pooled is None else ALL)
+        )

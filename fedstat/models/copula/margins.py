@@ -159,6 +159,14 @@ class Bins:
         return 2 if self.levels else 2 * self.depth
 
     @property
+    def squared_alone(self) -> int:
+        """Largest squared change of the counts by a row, or one without a value in its place.
+
+        A value is counted on every level, a missing cell once.
+        """
+        return (1 if self.levels else self.depth) + self.atoms
+
+    @property
     def edges(self) -> Floats:
         """Values at the edges of the bins of a range: (count + 1,); an atom's edges are equal."""
         edges, k = self.leaf_edges, self._before_zero

@@ -18,10 +18,10 @@ from fedstat.models.checks import check_choice, check_integer, check_layout, che
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan, problems_of_fit
-from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
-from fedstat.models.copula.protocol import fit_copula, plan_columns
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease, held_columns
+from fedstat.models.copula.protocol import fit_copula, fit_copula_rows, plan_columns
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
-from fedstat.models.copula.request import GramPlan, NoisePlan
+from fedstat.models.copula.request import ALL, GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaRecord, CopulaResults
 from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import DryRunPlan
@@ -45,12 +45,16 @@ class CopulaSynthesizer(PrivateRelease):
     number of synthetic rows are computed from them at no further cost. Each site's owner has to allow a
     budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
+    Sites that hold different rows of the same columns release sums over their rows, with noise; owners who
+    set ``colluding`` in their budgets let the sites add it together, and less of it.
+
     Parameters
     ----------
     partition : ClientPartition
-        In the vertical layout.
+        In the vertical or the horizontal layout.
     epsilon : float
-        Differential privacy of the whole record of one entity, replaced by any other.
+        Differential privacy of the whole record of one entity, replaced by any other; in the horizontal
+        layout of one row, added or removed.
     bounds : Bounds or mapping, optional
         Public description of every column; by default the owners' published one.
     missing : {"auto", "pairs", "em"}
@@ -59,7 +63,8 @@ class CopulaSynthesizer(PrivateRelease):
     delta : float
         At most 1e-6.
     columns : sequence of str, optional
-        Columns to synthesize; by default all.
+        Columns to synthesize; by default all. In the horizontal layout all that every site has; the column
+        that names the sites is one of them if it is named here.
     coordinator : str, optional
         The site of the coordinator, or ``"apart"``, the default.
     mechanism : {"private", "published"}
@@ -115,7 +120,8 @@ class CopulaSynthesizer(PrivateRelease):
         coordinator: str | None = None,
         mechanism: Mechanism = "private",
     ) -> None:
-        check_layout(type(self).__name__, partition, "vertical")
+        rows = ("horizontal",) * (mechanism != "published")
+        check_layout(type(self).__name__, partition, "vertical", *rows)
         check_choice("missing", missing, ("auto", "pairs", "em"))
         check_choice("mechanism", mechanism, ("private", "published"))
         self.missing: Missing = missing
@@ -135,7 +141,7 @@ class CopulaSynthesizer(PrivateRelease):
     @cached_property
     def _planned(self) -> NoisePlan:
         """The noise plan for records without missing values."""
-        return plan_columns(self.bounds, self._counts, self._rho)
+        return plan_columns(self.bounds, self._counts, self._rho, self._pooled)
 
     def _noise_for(self, n: int) -> GramPlan:
         """Plan the noise of a release of n complete entities, for an audit."""
@@ -227,16 +233,13 @@ class CopulaSynthesizer(PrivateRelease):
     def _release(self, attempt: FitAttempt) -> CopulaResults:
         self._check_budgets()
         requester = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
-        protocol = fit_copula(
-            requester,
-            self.bounds,
-            self._rows,
-            tuple(self.partition.sites),
-            self.partition.n_entities,
-            self._planned.rho,
-            self.missing,
-        )
-        fit = attempt.run(protocol)
+        rho = self._planned.rho
+        if self._pooled is not None:
+            protocol = fit_copula_rows(requester, self.bounds[ALL], self._pooled, self._policies, rho)
+        else:
+            sites, n = tuple(self.partition.sites), self.partition.n_entities
+            protocol = fit_copula(requester, self.bounds, self._rows, sites, n, rho, self.missing)
+        fit = attempt.run(protocol, self._masked_at)
         for text in problems_of_fit(fit):
             warn(text, DataWarning)
         record = CopulaRecord(fit, self.epsilon, self.delta)
@@ -295,14 +298,17 @@ class CopulaSynthesizer(PrivateRelease):
     @staticmethod
     def _choose(partition: ClientPartition, columns: Sequence[str] | None) -> dict[str, list[str]]:
         """Names of the columns by site, for sites with requested columns."""
-        held = partition.columns
+        held = held_columns(partition)
         wanted = None if columns is None else list(columns)
         known = {name for names in held.values() for name in names}
         absent = [name for name in wanted or () if name not in known]
         if absent:
-            raise ModelError(f"columns: no site has {', '.join(map(repr, absent))}")
+            who = "no site has" if partition.layout == "vertical" else "not every site has"
+            raise ModelError(f"columns: {who} {', '.join(map(repr, absent))}")
+        apart = [] if partition.layout == "vertical" else [partition.site_column]
         chosen = {
-            site: [name for name in names if wanted is None or name in wanted] for site, names in held.items()
+            site: [name for name in names if (name not in apart if wanted is None else name in wanted)]
+            for site, names in held.items()
         }
         chosen = {site: names for site, names in chosen.items() if names}
         if sum(map(len, chosen.values())) < 2:
@@ -337,7 +343,7 @@ def rehearse(
     Parameters
     ----------
     partition : ClientPartition
-        In the vertical layout, at sites whose owners allow a budget.
+        At sites whose owners allow a budget.
     epsilon, delta : float
         See :class:`CopulaSynthesizer`; every site is charged once.
     bounds : Bounds or mapping, optional
@@ -353,7 +359,8 @@ def rehearse(
     -------
     ClientPartition
         In one process, with as many entities. Each site, and each combination of sites, has as many records
-        as in the partition. Missing records do not depend on values. Keys are numbers.
+        as in the partition. Missing records do not depend on values. Keys are numbers. Sites with different
+        rows have as many as in the partition, and do not differ otherwise.
 
     Raises
     ------
@@ -383,15 +390,19 @@ def rehearse(
     synthesizer = CopulaSynthesizer(partition, epsilon, bounds, delta=delta)
     fit = synthesizer.fit()
     rows = fit.sample(partition.n_entities, seed)
+    pooled = synthesizer._pooled
+    what = "Missing records do" if pooled is None else "The site of a row does"
+    warn(
+        f"rows are synthetic, from one release with epsilon {epsilon:g}. {what} not depend on values, and "
+        "standard errors of fits do not include the noise",
+        DataWarning,
+    )
+    if pooled is not None:
+        rows[partition.site_column] = np.repeat(list(pooled.records), list(pooled.records.values()))
+        return ClientPartition.from_frame(rows, by=partition.site_column, policy=policy)
     key = partition.key[0] if len(partition.key) == 1 else NUMBER
     frames = {}
     for site, columns in synthesizer.columns.items():
         frames[site] = rows.loc[partition.rows[site], list(columns)]
         frames[site].insert(0, key, partition.rows[site])
-    made = ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)
-    warn(
-        f"rows are synthetic, from one release with epsilon {epsilon:g}. Missing records do not depend on "
-        "values, and standard errors of fits do not include the noise",
-        DataWarning,
-    )
-    return made
+    return ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)

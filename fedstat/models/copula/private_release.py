@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fedstat.errors import DescriptionError, ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.disclosure.policy import MAX_DELTA, Budget, Policy
@@ -16,11 +18,13 @@ from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.message import Step
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.noise_shares import coalition_of
 from fedstat.federation.protocols.secure_products import choose_dealer
-from fedstat.federation.tables.published import Published
+from fedstat.federation.tables.published import Published, PublishedColumn
+from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.checks import check_choice
-from fedstat.models.copula.bounds import Bounds, IntoBound
-from fedstat.models.copula.request import GramPlan, NoisePlan
+from fedstat.models.copula.bounds import Bounds, IntoBound, bounds_of
+from fedstat.models.copula.request import ALL, GramPlan, NoisePlan, PooledRows
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 
@@ -29,11 +33,30 @@ ROUNDING = Fraction(1, 2**40)
 """Share of a budget that is reserved for rounding up at the sites."""
 
 
-class PrivateRelease(Explainable):
-    """A model of one release with noise, of some columns of the sites of a vertical partition.
+PUBLIC_ROWS = (
+    "Bounds and levels of the columns and numbers of rows are public and never taken from the data. Noise is "
+    "exact discrete Gaussian from each site's own secret randomness, added before anything is released. A "
+    "repetition of the same request releases the same numbers and is free, as long as no site's table has "
+    "changed."
+)
+ROW_NOTES = Catalogue(
+    info={
+        "guarantee": "The charge to each site is epsilon {epsilon:.4g} at delta {delta:g}, for the values of "
+        "one row added or removed. A person with several rows, at one site or more, has less protection: "
+        "with k rows, rho {rho:.3g} becomes k^2 times as large.",
+        "alone": "Each site adds enough noise against all others together. A number colluding in their "
+        "budgets lets sites add it together: the noise of {sites} sites would be smaller.",
+        "together": "{sites} sites add the noise together, in masked sums. The guarantee holds if at most "
+        "{colluding} of them collude with the coordinator.",
+    }
+)
 
-    `columns` are their names by site, `bounds` the public description of them, by default the owners'
-    published one.
+
+class PrivateRelease(Explainable):
+    """A model of one release with noise, of some columns of the sites of a partition.
+
+    `columns` are their names by site, of a horizontal partition those of `ALL` sites; `bounds` is the public
+    description of them, by default the owners' published one.
     """
 
     _instead: ClassVar[Mapping[tuple[str, str], Step]]
@@ -50,8 +73,10 @@ class PrivateRelease(Explainable):
     ) -> None:
         self.partition, self.engine, self.columns = partition, partition.engine, columns
         self.epsilon, self.delta = check_epsilon(epsilon), check_delta(delta)
+        self._pooled = pooled_rows(partition)
         self.bounds = self._describe(bounds)
-        self._rows = {site: partition.rows[site] for site in columns}
+        every = {ALL: np.arange(partition.n_entities)}
+        self._rows = {site: (partition.rows if self._pooled is None else every)[site] for site in columns}
         self.coordinator = coordinator or partition.coordinator or "apart"
         check_choice("coordinator", self.coordinator, ("apart", *partition.sites))
         self._session = partition._new_session()
@@ -79,6 +104,10 @@ class PrivateRelease(Explainable):
 
     def _check_budgets(self) -> None:
         """Refuse a release without sufficient budgets or a dealer, before any site spends its own budget."""
+        if self._pooled is not None:
+            for site, policy in self._policies.items():
+                check_budget(site, policy, self._planned.site_cost(ALL))
+            return
         at = None if self.coordinator == "apart" else self.coordinator
         for a, b in combinations(self.columns, 2):
             choose_dealer(a, b, tuple(self.partition.sites), at)
@@ -87,19 +116,31 @@ class PrivateRelease(Explainable):
 
     def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
         """Public descriptions of the columns of every site."""
-        if bounds is None:
-            bounds = Bounds.from_sites(self.partition)
-        elif not isinstance(bounds, Bounds):
-            bounds = Bounds(bounds)
-        known = {name for names in self.partition.columns.values() for name in names}
-        unknown = [name for name in bounds if name not in known]
+        partition = self.partition
+        known = {name for names in partition.columns.values() for name in names}
+        unknown = [name for name in bounds or () if name not in known]
         if unknown:
             raise ModelError(f"bounds: no site has a column {', '.join(map(repr, unknown))}")
-        found = bounds.of([name for names in self.columns.values() for name in names])
+        every = [name for names in self.columns.values() for name in names]
+        if self._pooled is not None and partition.site_column in every:
+            own = {partition.site_column: PublishedColumn("category", levels=tuple(partition.sites))}
+            bounds = {**own, **(bounds or {})}
+        found = bounds_of(bounds, partition.sites.values(), every)
         return {site: {name: found[name] for name in names} for site, names in self.columns.items()}
 
+    @property
+    def _policies(self) -> dict[str, Policy]:
+        """Policies of the sites that take part."""
+        sites = self.partition.sites
+        return {site: sites[site].policy for site in (self.columns if self._pooled is None else sites)}
+
+    @property
+    def _masked_at(self) -> tuple[str, ...]:
+        """Sites that add their noise together, in masked sums."""
+        return () if self._pooled is None or self._pooled.honest < 2 else tuple(self._pooled.records)
+
     def _columns_read(self, site: str) -> Sequence[str]:
-        return tuple(self.columns.get(site, ()))
+        return tuple(self.columns.get(site if self._pooled is None else ALL, ()))
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows = self.partition.rows
@@ -107,6 +148,40 @@ class PrivateRelease(Explainable):
             name: DrySite(name, policy, len(rows[name]), self._instead, rows[name])
             for name, policy in policies.items()
         }
+
+
+def pooled_rows(partition: ClientPartition) -> PooledRows | None:
+    """Return the numbers of rows of sites with different rows, and how many may collude; otherwise None."""
+    if partition.layout != "horizontal":
+        return None
+    policies = {name: site.policy for name, site in partition.sites.items()}
+    return PooledRows({name: len(partition.rows[name]) for name in policies}, coalition_of(policies))
+
+
+def held_columns(partition: ClientPartition) -> dict[str, tuple[str, ...]]:
+    """Return the columns by site; of sites with different rows those that all have, and that of sites."""
+    if partition.layout == "horizontal":
+        return {ALL: (*partition.pooled_columns, partition.site_column)}
+    return {site: tuple(names) for site, names in partition.columns.items()}
+
+
+def row_guarantee(rows: PooledRows, cost: Fraction, delta: float) -> str:
+    """State what each site is charged for a release over rows, and against whom this holds."""
+    return (
+        f"each site is charged epsilon {epsilon_of_zcdp(cost, delta):.4g} at delta {delta:g}, for the values "
+        f"of one row added or removed, against {rows.observers}. Numbers of records are public."
+    )
+
+
+def row_notes(rows: PooledRows, cost: Fraction, delta: float) -> Iterator[Note]:
+    """State the charge of a release over rows, whom it protects, and who adds the noise."""
+    K = len(rows.records)
+    epsilon, rho = epsilon_of_zcdp(cost, delta), float(cost)
+    yield ROW_NOTES.note("guarantee", epsilon=epsilon, delta=delta, rho=rho)
+    if rows.honest > 1:
+        yield ROW_NOTES.note("together", sites=K, colluding=K - rows.honest)
+    elif K > 2:
+        yield ROW_NOTES.note("alone", sites=K)
 
 
 def rho_to_spend(epsilon: float, delta: float) -> Fraction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
@@ -13,8 +13,11 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError, Remedy, SecurityError
 from fedstat.federation.crypto.secure_product import MatrixProduct, combine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import NoiseShares
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.noise_shares import agree_shares
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula import correlation
@@ -29,13 +32,16 @@ from fedstat.models.copula.joint import (
 )
 from fedstat.models.copula.margins import Bins, Margin, edge_variance, tree_depth
 from fedstat.models.copula.request import (
+    ALL,
     PLACES,
     FirstRequest,
     GramPlan,
     GramRequest,
     NoisePlan,
+    PooledRows,
+    RowProductsRequest,
 )
-from fedstat.models.copula.steps import SCALED, SCORES
+from fedstat.models.copula.steps import SCALED, SCORES, digest_of
 from fedstat.privacy.zcdp import round_to_grid
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -120,7 +126,10 @@ class SumsByGroup:
 
 
 def plan_columns(
-    bounds: Mapping[str, Mapping[str, PublishedColumn]], counts: Mapping[str, int], rho: Fraction
+    bounds: Mapping[str, Mapping[str, PublishedColumn]],
+    counts: Mapping[str, int],
+    rho: Fraction,
+    rows: PooledRows | None = None,
 ) -> NoisePlan:
     """Choose the bins of all columns, by site, from bounds and numbers of entities."""
     p = sum(map(len, bounds.values()))
@@ -132,7 +141,7 @@ def plan_columns(
         )
         for site, described in bounds.items()
     }
-    return NoisePlan(rho, columns)
+    return NoisePlan(rho, columns, rows=rows)
 
 
 def columns_of(plan: NoisePlan) -> list[tuple[str, Bins]]:
@@ -142,11 +151,7 @@ def columns_of(plan: NoisePlan) -> list[tuple[str, Bins]]:
 
 def count_noise(plan: NoisePlan) -> list[float]:
     """Return the deviation of the noise on counts of every column: (p,)."""
-    requests = {site: plan.margins_requested(site) for site in plan.columns}
-    variances = [
-        requests[site].of_levels if one.levels else requests[site].of_trees for site, one in columns_of(plan)
-    ]
-    return [math.sqrt(variance) for variance in variances]
+    return [plan.count_deviation(site, j) for site, bins in plan.columns.items() for j in range(len(bins))]
 
 
 def request_participation(
@@ -200,9 +205,44 @@ def fit_copula(
     requests = {site: groups.plan.requested(site) for site in clients}
     held = {c: groups.of_site(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
     sums = yield from request_pattern_sums(requester, plan, requests, held, present, margins, sites)
-    by_pattern = groups.method == "em"
-    pairs = _of_columns(plan, behind)
-    flat = [margin for site in clients for margin in margins[site]]
+    return _fit_of_sums(groups, margins, sums, table, counts)
+
+
+def fit_copula_rows(
+    requester: SecureProductSession,
+    bounds: Mapping[str, PublishedColumn],
+    rows: PooledRows,
+    policies: Mapping[str, Policy],
+    rho: Fraction,
+) -> FitProtocol[CopulaFit]:
+    """Request all values from which a copula is estimated of sites with different rows of the same columns.
+
+    `policies` are those of the sites, which share the noise of sums if their owners allow it.
+    """
+    shares = yield from agree_shares(policies, requester.session)
+    plan = plan_columns({ALL: bounds}, {ALL: rows.n}, rho, rows)
+    table = np.ones((rows.n, 1), dtype=np.bool_)
+    groups = correlation.choose_groups(plan, table, "pairs")
+    counts = yield from sum_margins(requester, plan, shares)
+    margins = {ALL: margins_of(plan, ALL, counts, rows.n)}
+    plan = replace(plan, gaps=_gaps(margins))
+    groups = replace(groups, plan=replace(groups.plan, noise=plan))
+    products = yield from sum_products(requester, plan, shares, margins[ALL])
+    none = np.zeros((1, len(products)))
+    return _fit_of_sums(groups, margins, SumsByGroup(products[None], none, none), table, {ALL: rows.n})
+
+
+def _fit_of_sums(
+    groups: correlation.SummedPatterns,
+    margins: Mapping[str, Sequence[Margin]],
+    sums: SumsByGroup,
+    table: Bools,
+    counts: Mapping[str, int],
+) -> CopulaFit:
+    """Estimate a copula from margins by site and sums of products, for entities present as in `table`."""
+    plan, by_pattern = groups.plan.noise, groups.method == "em"
+    pairs = _of_columns(plan, groups.behind(table))
+    flat = [margin for site in plan.columns for margin in margins[site]]
     noise = _of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs
     products = np.zeros_like(noise) if by_pattern else sums.products[0] / pairs
     moments = ScoreMoments(products, np.zeros(len(pairs)), noise, pairs, by_pattern)
@@ -277,19 +317,58 @@ def request_margins(
         )
         for site, request in requests.items()
     ]
-    out: dict[str, list[Margin]] = {}
-    for reply in replies:
-        request, n = requests[reply.site], present.count(reply.site)
-        held = {name: list(reply.arrays[name].astype(np.float64)) for name in ("levels", "trees")}
-        found = []
-        for bins in request.bins:
-            place, variance = ("levels", request.of_levels) if bins.levels else ("trees", request.of_trees)
-            counts = np.array(held[place][: bins.released])
-            del held[place][: bins.released]
-            _check_total(reply.site, bins, counts, n, math.sqrt(variance))
-            found.append(Margin.of_counts(bins, counts, n, math.sqrt(variance)))
-        out[reply.site] = found
+    return {
+        reply.site: margins_of(plan, reply.site, reply.arrays, present.count(reply.site)) for reply in replies
+    }
+
+
+def margins_of(plan: NoisePlan, site: str, arrays: Mapping[str, Array], n: int) -> list[Margin]:
+    """Estimate the margins of a site's columns from their noisy counts over n entities."""
+    out = []
+    for j, (bins, counts) in enumerate(counts_of(plan, site, arrays)):
+        deviation = plan.count_deviation(site, j)
+        _check_total(site, bins, counts, n, deviation)
+        out.append(Margin.of_counts(bins, counts, n, deviation))
     return out
+
+
+def counts_of(plan: NoisePlan, site: str, arrays: Mapping[str, Array]) -> Iterator[tuple[Bins, Floats]]:
+    """Yield the bins of each of a site's columns with their noisy counts."""
+    left = {name: arrays[name].astype(np.float64) for name in ("levels", "trees")}
+    for bins in plan.columns[site]:
+        place = "levels" if bins.levels else "trees"
+        counts, left[place] = np.split(left[place], [bins.released])
+        yield bins, counts
+
+
+def sum_margins(
+    requester: SecureProductSession, plan: NoisePlan, shares: NoiseShares | None
+) -> FitProtocol[dict[str, Array]]:
+    """Request counts over the rows of all sites: ``levels`` and ``trees``, with noise."""
+    assert plan.rows is not None
+    later = str(round_to_grid(plan.products_cost(ALL)))
+    text = to_json(FirstRequest(plan.margins_requested(ALL), later, shares))
+    replies = yield [requester.request(site, "sum_margins", text) for site in plan.rows.records]
+    return {name: np.sum([r.arrays[name] for r in replies], axis=0) for name in ("levels", "trees")}
+
+
+def sum_products(
+    requester: SecureProductSession, plan: NoisePlan, shares: NoiseShares | None, margins: Sequence[Margin]
+) -> FitProtocol[Floats]:
+    """Request sums of products of cut scores over the rows of all sites: (q, q), symmetric, with noise."""
+    assert plan.rows is not None
+    probabilities = np.concatenate([margin.probabilities for margin in margins])
+    sums = to_json(plan.gram_requested(ALL, 1))
+    bins, digest = plan.columns[ALL], digest_of(probabilities)
+    text = to_json(RowProductsRequest(bins, digest, sums, plan.digits, shares))
+    replies = yield [
+        requester.request(site, "sum_products", text, probabilities=probabilities)
+        for site in plan.rows.records
+    ]
+    out = np.zeros((plan.width(ALL), plan.width(ALL)))
+    total = np.sum([reply.arrays["products"] for reply in replies], axis=0)
+    out[np.triu_indices(len(out), 1)] = np.ldexp(total.astype(np.float64), -2 * plan.digits)
+    return out + out.T
 
 
 def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
-from typing import Annotated
+from itertools import combinations, pairwise
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from fedstat.codec import Minimum, to_json
 from fedstat.errors import MessageError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN
+from fedstat.federation.crypto.masks import COUNTS
+from fedstat.federation.disclosure.privacy_budget import NoiseShares
 from fedstat.kernels.copula import scores_of_codes
 from fedstat.models.copula.margins import MISSING, Bins, Margin, tables_of
 from fedstat.privacy.sensitivity import clip_rows, gram_sensitivity
+from fedstat.privacy.zcdp import share_of_noise
 from fedstat.typing import Floats, Ints
 
 FINE, MOST_SCALE = 4, 64
@@ -28,8 +31,12 @@ With it, products of 390,000 entities fit into 64 bits.
 MOST_GROUPS = 4096
 PLACES = 16
 """Binary digits of scores: truncation changes a correlation by less than 1e-4."""
+ALL = "all sites"
+"""Holder of the columns where sites hold different rows of them: only sums over all sites are released."""
 CUT = Fraction(6, 5)
 """Squared length per column to which a site's part of a row of scores is cut."""
+FAR = 20.0
+"""Deviations of noise for which a masked sum has room."""
 OF_MARGINS = Fraction(3, 10)
 """Share of the budget for the margins, in equal parts; the rest is for the products."""
 
@@ -61,6 +68,47 @@ def squared_of_moments(radius: Fraction) -> Fraction:
     return (5 * radius + 1) * Fraction(16**PLACES)
 
 
+Blocks: TypeAlias = Sequence[tuple[Fraction, int]]
+"""Squared lengths to which parts of a row of scores are cut, and their numbers of scores."""
+
+
+def squared_of_row(blocks: Blocks, gaps: int, digits: int) -> Fraction:
+    """Return the squared sensitivity of products above the diagonal to a row, or none in its place.
+
+    A part u of squared length R^2 moves its own products by (R^4 - sum u_j^4) / 2 at most, two parts theirs
+    by R^2 R'^2. A row without values has ones at the indicators of missing cells, `gaps` of them; these are
+    never negative, so that squares add up.
+    """
+    own = sum((r * r * Fraction(scores - 1, 2 * scores) for r, scores in blocks), Fraction(0))
+    both = sum((r * other for (r, _), (other, _) in combinations(blocks, 2)), Fraction(0))
+    return max((own + both + Fraction(gaps * (gaps - 1), 2)) * Fraction(16**digits), Fraction(1))
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Rows of the same columns at several sites: their numbers, and how many sites may collude."""
+
+    records: Mapping[str, int]
+    colluding: int
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return sum(self.records.values())
+
+    @property
+    def honest(self) -> int:
+        """Number of shares of noise that count; 1 if each site adds all of it."""
+        return max(len(self.records) - self.colluding, 1)
+
+    @property
+    def observers(self) -> str:
+        """The largest coalition against which the noise protects, in words."""
+        if self.honest < 2:
+            return "all others together"
+        return f"the coordinator and {self.colluding} of {len(self.records)} sites together"
+
+
 @dataclass(frozen=True, slots=True)
 class MarginsRequest:
     """Counts of columns by bins, and the variance of the noise on counts of levels and of trees."""
@@ -77,10 +125,14 @@ class MarginsRequest:
 
 @dataclass(frozen=True, slots=True)
 class FirstRequest:
-    """The margins, and what the site is charged by the later requests of the same analysis, as a fraction."""
+    """The margins, and what the site is charged by the later requests of the same analysis, as a fraction.
+
+    Sums over sites may have their noise in `shares`.
+    """
 
     margins: MarginsRequest
     later: str = "0"
+    shares: NoiseShares | None = None
 
     def check(self) -> None:
         """Require a fraction."""
@@ -181,8 +233,8 @@ class GramRequest:
             default=Fraction(0),
         )
 
-    def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
-        """Return the scores of rows by their bins (n, p), cut, in units of 2^-PLACES: (n, q).
+    def score(self, margins: Sequence[Margin], codes: Ints, digits: int = PLACES) -> Ints:
+        """Return the scores of rows by their bins (n, p), cut, in units of 2^-digits: (n, q).
 
         A column with an order has a rank score, others an indicator of each level, and columns with missing
         cells one of those. Only one of an indicator of a missing cell, a level and a rank score differs from
@@ -197,7 +249,45 @@ class GramRequest:
             scores = np.hstack([table[code] for table, code in zip(tables, codes.T, strict=True)])
         if scores.shape[1] != self.width(len(margins)):
             raise MessageError("products: expected as many scores as the columns have")
-        return clip_rows(scores, squared_radius(len(margins)), PLACES)
+        return clip_scores(scores, squared_radius(len(margins)), digits)
+
+    def squared_alone(self, columns: int, digits: int) -> Fraction:
+        """Return the squared sensitivity of the products of all sites' rows to one row, or none instead."""
+        return squared_of_row(self.blocks(columns), len(self.gaps), digits)
+
+    def blocks(self, columns: int) -> Blocks:
+        """Return the parts of a row of this site that are cut together."""
+        scores = self.width(columns)
+        return [(self.radius(scores), scores)]
+
+
+def clip_scores(scores: Floats, radius: Fraction, digits: int) -> Ints:
+    """Cut rows of scores to a squared length, in units of 2^-digits.
+
+    Fewer digits than usual are rounded to the nearest one, so that errors of many rows cancel.
+    """
+    return clip_rows(scores, radius, digits, nearest=digits < PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class RowProductsRequest:
+    """Sums of products over the rows of all sites, which all receive alike.
+
+    `bins` are those of the margins, `digest` is that of their probabilities, and `sums` the
+    :class:`GramRequest` of a family as text. Scores have `digits` binary digits. Noise may be in `shares`.
+    """
+
+    bins: tuple[Bins, ...]
+    digest: str
+    sums: str
+    digits: Annotated[int, Minimum(0)]
+    shares: NoiseShares | None = None
+
+    def check(self) -> None:
+        """Require different columns, and digits that 64 bits hold."""
+        MarginsRequest(self.bins, 1, 1).check()
+        if self.digits > PLACES:
+            raise MessageError(f"products: expected at most {PLACES} digits")
 
 
 def score_table(margin: Margin, gap: bool) -> Floats:
@@ -265,12 +355,14 @@ class NoisePlan:
 
     `columns` are the bins of every site, `gaps` the positions of those with missing cells, as the released
     margins show. All else depends on public facts only: the numbers of columns and entities, and the bounds.
-    Gaps cost nothing.
+    Gaps cost nothing. With `rows` the columns are those of all sites together, which add noise to sums over
+    their rows.
     """
 
     rho: Fraction
     columns: Mapping[str, tuple[Bins, ...]] = field(default_factory=dict)
     gaps: Mapping[str, tuple[int, ...]] = field(default_factory=dict, kw_only=True)
+    rows: PooledRows | None = field(default=None, kw_only=True)
 
     @cached_property
     def p(self) -> int:
@@ -285,9 +377,30 @@ class NoisePlan:
     def margins_requested(self, site: str) -> MarginsRequest:
         """Return the request for a site's margins."""
         bins, each = self.columns[site], self.of_column(self.rho, self.p)
-        depth = max((one.depth for one in bins), default=1) or 1
         # A column's cost is squared / (2 variance), and integers rounded to the safe side make draws fast.
-        return MarginsRequest(bins, math.ceil(1 / each), math.ceil(depth / each))
+        most = {
+            levels: max(
+                (self.squared_of_counts(one) for one in bins if bool(one.levels) is levels), default=2
+            )
+            for levels in (True, False)
+        }
+        return MarginsRequest(bins, math.ceil(most[True] / (2 * each)), math.ceil(most[False] / (2 * each)))
+
+    def squared_of_counts(self, bins: Bins) -> int:
+        """Return the squared sensitivity of the counts of a column."""
+        return bins.squared_sensitivity if self.rows is None else bins.squared_alone
+
+    def noise_of(self, variance: int, shares: int) -> Fraction:
+        """Return the variance of the noise on a sum to which `shares` sites, or all with rows, add."""
+        if self.rows is None:
+            return Fraction(shares * variance)
+        return len(self.rows.records) * share_of_noise(variance, self.rows.honest)
+
+    def count_deviation(self, site: str, place: int) -> float:
+        """Return the deviation of the noise on the counts of a site's column."""
+        request = self.margins_requested(site)
+        variance = request.of_levels if request.bins[place].levels else request.of_trees
+        return math.sqrt(self.noise_of(variance, 1))
 
     @cached_property
     def gram_variance(self) -> int:
@@ -302,7 +415,23 @@ class NoisePlan:
 
     def _complete(self) -> Fraction:
         """Squared sensitivity to a whole record, in units of one share's noise."""
+        if self.rows is not None:
+            gaps = len(self.gaps.get(ALL, ()))
+            return squared_of_row(self.blocks(), gaps, self.digits)
         return gram_sensitivity([self.radius(site) * 4**PLACES for site in self.columns]).coordinator
+
+    def blocks(self) -> Blocks:
+        """Return the parts of a row of all sites' columns that are cut together."""
+        return [(self.radius(ALL), self.width(ALL))]
+
+    @property
+    def digits(self) -> int:
+        """Binary digits of scores; masked sums over many rows carry products of fewer ones."""
+        if self.rows is None or self.rows.honest < 2:
+            return PLACES
+        K = len(self.rows.records)
+        largest = float(self.radius(ALL)) * (self.rows.n + FAR * math.sqrt(K / self.rho))
+        return min(PLACES, math.floor(math.log2(COUNTS.limit(K) / largest) / 2.0))
 
     def gram_requested(self, site: str, groups: int) -> GramRequest:
         """Return the request for a site's part of the Gram matrix."""
@@ -344,6 +473,8 @@ class NoisePlan:
 
     def _charged(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the sum of squared sensitivities of all sums of products to which a site adds its noise."""
+        if self.rows is not None:
+            return self._complete()
         own = self.radius(site)
         crosses = (
             squared_of_cross(own, self.radius(peer)) / (2 if peer in unknown else 1)
@@ -357,7 +488,7 @@ class NoisePlan:
         """Return the cost of a site's margins."""
         request = self.margins_requested(site)
         variances = [request.of_levels if one.levels else request.of_trees for one in request.bins]
-        costs = map(Fraction, [one.squared_sensitivity for one in request.bins], [2 * v for v in variances])
+        costs = map(Fraction, map(self.squared_of_counts, request.bins), [2 * v for v in variances])
         return sum(costs, Fraction(0))
 
     def all_margins_cost(self) -> Fraction:
@@ -378,7 +509,7 @@ class NoisePlan:
 
     def product_deviation(self, shares: int) -> float:
         """Return the deviation of the noise on a sum of products of two scores, from `shares` shares."""
-        return math.sqrt(shares * self.gram_variance) / 4.0**PLACES
+        return math.sqrt(self.noise_of(self.gram_variance, shares)) / 4.0**self.digits
 
 
 @dataclass(frozen=True)
@@ -406,7 +537,7 @@ class GramPlan:
         out = []
         for g, pattern in enumerate(self.patterns):
             views = [self._complete(pattern) / (plan.rho - plan.all_margins_cost())]
-            for site in pattern:
+            for site in pattern if plan.rows is None else ():
                 request = self._request(site, 1, (1,) * len(self.patterns))
                 squared = request.squared(plan.width(site), [g])
                 views.append(squared / (plan.rho - plan.margins_cost(site)))
@@ -419,6 +550,8 @@ class GramPlan:
         Let rows u and v have diagonals D and sums of scores, and the product c. The square is at most ``T^2 /
         2 + sum R_k^4 / 2 - c^2 / 2 + D / 2 + 2 T - 2 c`` with ``D <= 6 T``; c = -2 is the worst case.
         """
+        if self.noise.rows is not None:
+            return self.noise._complete()
         radii = [self.noise.radius(site) for site in pattern]
         more = 5 * sum(radii, Fraction(0)) + 2 if self.moments else 0
         return (gram_sensitivity(radii).coordinator + more) * Fraction(16**PLACES)
@@ -459,7 +592,8 @@ class GramPlan:
 
     def deviation(self, group: int, shares: int) -> float:
         """Return the standard deviation of the noise on a sum of products of scores, from `shares` shares."""
-        return math.sqrt(shares * self.variance) / self.scales[group] / 4.0**PLACES
+        variance = self.noise.noise_of(self.variance, shares)
+        return math.sqrt(variance) / self.scales[group] / 4.0**self.noise.digits
 
     # ---- what it costs ---------------------------------------------------------------------------
 
@@ -470,6 +604,8 @@ class GramPlan:
 
     def products_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the cost of a site's part of the sums."""
+        if self.noise.rows is not None:
+            return self.noise.products_cost(site)
         held = [g for g, pattern in enumerate(self.patterns) if site in pattern]
         return self.requested(site).squared(self.noise.width(site), held, unknown) / (2 * self.variance)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
@@ -27,8 +26,9 @@ from fedstat.models.copula.explain import (
 )
 from fedstat.models.copula.joint import JointModel, ScoreLayout, ScoreMoments, find_joint
 from fedstat.models.copula.margins import Margin
+from fedstat.models.copula.private_release import PUBLIC_ROWS, row_notes
 from fedstat.models.copula.protocol import CopulaFit
-from fedstat.models.copula.request import PLACES
+from fedstat.models.copula.request import ALL, PLACES, PooledRows
 from fedstat.models.results import Results
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 from fedstat.typing import Floats, Ints
@@ -62,6 +62,7 @@ NOTES = Catalogue(
         "site's own secret randomness. Each site adds its noise before it releases anything; no "
         "participant, including the dealer, holds a sum without noise. A repetition of the same request "
         "releases the same numbers and is free, as long as no site's table has changed.",
+        "public/rows": PUBLIC_ROWS,
     },
 )
 
@@ -101,10 +102,9 @@ def _columns_of_sites(fit: CopulaFit) -> dict[str, slice]:
 
 
 def _margins(fit: CopulaFit, site: str, codes: Ints, rng: np.random.Generator) -> list[Margin]:
-    request, n = fit.plan.margins_requested(site), fit.entities[site]
-    out = []
-    for one, column in zip(request.bins, codes.T, strict=True):
-        deviation = math.sqrt(request.of_levels if one.levels else request.of_trees)
+    n, out = fit.entities[site], []
+    for j, (one, column) in enumerate(zip(fit.plan.columns[site], codes.T, strict=True)):
+        deviation = fit.plan.count_deviation(site, j)
         counts = one.tally(column[:n]) + deviation * rng.standard_normal(one.released)
         out.append(Margin.of_counts(one, counts, n, deviation))
     return out
@@ -205,6 +205,11 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         return pd.DataFrame(self._fit.inversion.correlation, names, names)
 
     @property
+    def _pooled(self) -> PooledRows | None:
+        """Numbers of rows by site, of sites with different rows; otherwise None."""
+        return self._fit.plan.rows
+
+    @property
     def _ordered(self) -> list[Margin]:
         """Margins of the columns with an order."""
         return [margin for margin in self._fit.margins if not margin.bins.nominal]
@@ -238,15 +243,19 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         """Largest disclosure about one record, by observer: rho of the parts, and epsilon.
 
         The first row is the whole record against the coordinator. The other rows are the part of a record at
-        one site against the coordinator and all other sites together.
+        one site against the coordinator and all other sites together. Sites with different rows have one
+        line.
         """
         plan, sums = self._fit.plan, self._fit.sums
         margins = plan.all_margins_cost()
-        rows = [("the coordinator", "whole record", margins, sums.coordinator_cost() - margins)]
+        products = sums.coordinator_cost() - margins
+        rows = [("the coordinator", "whole record", margins, products)]
         rows += [
             ("all others together", f"its part at {c}", plan.margins_cost(c), sums.products_cost(c))
             for c in plan.columns
         ]
+        if self._pooled is not None:
+            rows = [(self._pooled.observers, "one row", margins, products)]
         return pd.DataFrame(
             [
                 (who, what, float(a), float(b), epsilon_of_zcdp(a + b, self.delta), self.delta)
@@ -346,7 +355,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
     def _glance(self) -> dict[str, float]:
         return {
             "nobs": self._fit.n,
-            "n_sites": len(self._fit.plan.columns),
+            "n_sites": len(self._fit.plan.columns if self._pooled is None else self._pooled.records),
             "columns": len(self.columns),
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -389,9 +398,10 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         left = [
             ("Model", "Gaussian copula"),
             ("Columns", str(p)),
-            ("Entities", f"{fit.n:,}"),
-            ("Missing blocks", fit.method),
+            ("Entities" if self._pooled is None else "Rows", f"{fit.n:,}"),
         ]
+        if self._pooled is None:
+            left.append(("Missing blocks", fit.method))
         if len(off):
             left += [
                 ("Correlations", f"{off.min():.3f} to {off.max():.3f}"),
@@ -399,41 +409,50 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
             ]
         private = self.privacy["epsilon"]
         left += [
-            ("Sites", str(len(fit.plan.columns))),
+            ("Sites", str(self._glance()["n_sites"])),
             ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
-            ("of a whole record", f"{private.iloc[0]:.3g}, against the coordinator"),
-            ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
         ]
+        if self._pooled is None:
+            left += [
+                ("of a whole record", f"{private.iloc[0]:.3g}, against the coordinator"),
+                ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
+            ]
         yield header_sheet("Synthesis from one private release", left)
         yield self._sites()
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__}: {len(self.columns)} columns, {self._fit.n:,} entities, epsilon "
-            f"{self.epsilon:g}; see .summary()>"
+            f"<{type(self).__name__}: {len(self.columns)} columns, {self._fit.n:,} "
+            f"{'entities' if self._pooled is None else 'rows'}, epsilon {self.epsilon:g}; see .summary()>"
         )
 
     def _sites(self) -> Sheet:
         plan = self._fit.plan
+        counts = self._fit.entities if self._pooled is None else self._pooled.records
+        holders = {site: site if self._pooled is None else ALL for site in counts}
         rows = tuple(
             (
                 site,
-                str(len(bins)),
-                f"{self._fit.entities[site]:,}",
-                f"{epsilon_of_zcdp(plan.margins_cost(site), self.delta):.3g}",
-                f"{epsilon_of_zcdp(self._fit.sums.site_cost(site), self.delta):.3g}",
+                str(len(plan.columns[holder])),
+                f"{counts[site]:,}",
+                f"{epsilon_of_zcdp(plan.margins_cost(holder), self.delta):.3g}",
+                f"{epsilon_of_zcdp(self._fit.sums.site_cost(holder), self.delta):.3g}",
             )
-            for site, bins in plan.columns.items()
+            for site, holder in holders.items()
         )
-        headers = ("site", "columns", "entities", "eps margins", "eps total")
+        what = "entities" if self._pooled is None else "rows"
+        headers = ("site", "columns", what, "eps margins", "eps total")
         return Sheet(headers, rows, "lrrrr", (WIDTH - 8 - 10 - 12 - 11 - 8, 8, 10, 12, 11), gap=2)
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit
         for text in problems_of_fit(fit):
             yield NOTES.note("bounds", problem=text)
-        for text in cost_statements(fit.sums, self.delta):
-            yield NOTES.note("cost", cost=text)
+        if self._pooled is not None:
+            yield from row_notes(self._pooled, fit.sums.site_cost(ALL), self.delta)
+        else:
+            for text in cost_statements(fit.sums, self.delta):
+                yield NOTES.note("cost", cost=text)
         upper = np.triu_indices(len(self._ordered), 1)
         if len(upper[0]):
             noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs))
@@ -449,7 +468,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
         if gaps := {m.bins.name: m.missing for m in fit.margins if m.missing}:
             cells = ", ".join(f"{name} {share:.1%}" for name, share in gaps.items())
             yield NOTES.note("missing_cells", cells=cells)
-        yield NOTES.note(f"missing_blocks/{fit.method}")
+        if self._pooled is None:
+            yield NOTES.note(f"missing_blocks/{fit.method}")
         if (moved := float(np.sqrt(np.mean([*fit.inversion.moved**2, 0.0])))) > 0.0:
             yield NOTES.note("moved", moved=moved)
-        yield NOTES.note("public")
+        yield NOTES.note("public" if self._pooled is None else "public/rows")

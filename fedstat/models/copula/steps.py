@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -24,7 +24,7 @@ from fedstat.errors import DescriptionError, MessageError, PartitionError
 from fedstat.federation import message
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
 from fedstat.federation.disclosure.family import include, step
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease, honest_shares
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.protocols.product_steps import (
@@ -34,7 +34,14 @@ from fedstat.federation.protocols.product_steps import (
 )
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula.margins import INVALID, MISSING, Bins, Margin
-from fedstat.models.copula.request import PLACES, FirstRequest, GramRequest, PatternSumsRequest
+from fedstat.models.copula.request import (
+    PLACES,
+    FirstRequest,
+    GramRequest,
+    PatternSumsRequest,
+    RowProductsRequest,
+)
+from fedstat.privacy.zcdp import share_of_noise
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "copula"
@@ -93,10 +100,11 @@ KEEP = message.presence("which rows take part", dtype="bool")
 GROUP = message.presence("missing pattern of each row", dtype="int64")
 
 
-def noisy(what: str, axes: int = 1) -> message.ArrayDeclaration:
+def noisy(what: str, axes: int = 1, maskable: bool = False) -> message.ArrayDeclaration:
     """Declare sums that leave with noise."""
+    behind = (EntityCount, NoiseRequired)
     return message.ArrayDeclaration(
-        "noisy aggregate", what, axes, dtype="int64", behind=(EntityCount, NoiseRequired), noisy=True
+        "noisy aggregate", what, axes, maskable=maskable, dtype="int64", behind=behind, noisy=True
     )
 
 
@@ -129,8 +137,18 @@ def _missing_cells(data: SiteData, state: State, text: str) -> list[Bools]:
 
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
     """Check the requested columns against the site's columns and the owner's permissions."""
+    report_columns(state, names)
+    check_held(data, names)
+
+
+def report_columns(state: State, names: Sequence[str]) -> None:
+    """Report the requested columns to the disclosure checks."""
     state.use_columns(names)
     state.report(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
+
+
+def check_held(data: SiteData, names: Sequence[str]) -> None:
+    """Require columns that the site has."""
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise DescriptionError(
@@ -146,8 +164,13 @@ def series_of(data: SiteData, names: Sequence[str]) -> list[pd.Series]:
 
 def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
     """Return the bin of every value, or that it is missing or in none: (n_rows, p)."""
+    return code_columns(bins, series_of(data, [one.name for one in bins]))
+
+
+def code_columns(bins: Sequence[Bins], columns: Iterable[pd.Series]) -> Ints:
+    """Return the bin of every value of columns, or that it is missing or in none: (n, p)."""
     out = []
-    for one, values in zip(bins, series_of(data, [one.name for one in bins]), strict=True):
+    for one, values in zip(bins, columns, strict=True):
         codes = one.code(values)
         out.append(np.where((codes == MISSING) & values.notna().to_numpy(), INVALID, codes))
     return np.column_stack(out)
@@ -172,26 +195,45 @@ def release_margins(
     nodes of the other columns.
     """
     first = read_question(FirstRequest, text, f"{data.name}: the requested margins")
-    request, later = first.margins, Fraction(first.later)
+    bins = first.margins.bins
     with by_question():
         message.check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
-    if names != tuple(one.name for one in request.bins):
+    if names != tuple(one.name for one in bins):
         raise DescriptionError(f"{data.name}: expected bins of the requested columns")
     state.report(EntityCount(int(np.count_nonzero(keep))))
-    canonical = f"{to_json(request)} {digest_of(keep)}"
-    flat, trees = ([one for one in request.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
-    for name, some, variance in (("levels", flat, request.of_levels), ("trees", trees, request.of_trees)):
-        squared = sum(one.squared_sensitivity for one in some)
-        state.report(NoiseRequired(name, canonical, squared, Fraction(variance), later=later))
-    coded = CodedRows(request.bins, np.where(keep[:, None], read(data, request.bins), INVALID), keep)
+    canonical = f"{to_json(first.margins)} {digest_of(keep)}"
+    state.report(*counts_owed(first, canonical, [one.squared_sensitivity for one in bins]))
+    coded = CodedRows(bins, np.where(keep[:, None], read(data, bins), INVALID), keep)
     state.keep("copula codes", coded, int(np.count_nonzero(keep)))
-    tallies = {one.name: one.tally(codes) for one, codes in zip(request.bins, coded.codes.T, strict=True)}
-    none = np.zeros(0, dtype=np.int64)
-    return {
-        "levels": np.concatenate([none, *(tallies[one.name] for one in flat)]),
-        "trees": np.concatenate([none, *(tallies[one.name] for one in trees)]),
-    }, ""
+    return tally(bins, coded.codes), ""
+
+
+def counts_owed(first: FirstRequest, canonical: str, squared: Sequence[int]) -> Iterator[NoiseRequired]:
+    """Yield the noise on the counts of columns, which a record moves by these squares."""
+    request, honest = first.margins, honest_shares(first.shares)
+    for name, variance in (("levels", request.of_levels), ("trees", request.of_trees)):
+        moved = [one for one, bins in zip(squared, request.bins, strict=True) if _array_of(bins) == name]
+        yield NoiseRequired(
+            name,
+            canonical,
+            sum(moved),
+            share_of_noise(variance, honest),
+            later=Fraction(first.later),
+            shares=first.shares,
+        )
+
+
+def _array_of(bins: Bins) -> str:
+    return "levels" if bins.levels else "trees"
+
+
+def tally(bins: Sequence[Bins], codes: Ints) -> dict[str, Array]:
+    """Count the codes (n, p) of columns, one column after the other: ``levels`` and ``trees``."""
+    out = {"levels": [np.zeros(0, dtype=np.int64)], "trees": [np.zeros(0, dtype=np.int64)]}
+    for one, column in zip(bins, codes.T, strict=True):
+        out[_array_of(one)].append(one.tally(column))
+    return {name: np.concatenate(parts) for name, parts in out.items()}
 
 
 PROBABILITIES = message.control("probabilities of the bins, as released")
@@ -375,6 +417,105 @@ def digest_of(*arrays: Array) -> str:
     return digest.hexdigest()
 
 
+# ---- sums over the rows of all sites ---------------------------------------------------------
+#
+# Sites hold different rows of the same columns. Counts and products of scores add up over the sites; the
+# disclosure checks add noise at every site, or shares of it to masked sums.
+
+ReadRows: TypeAlias = Callable[[SiteData, Sequence[Bins]], Iterable[Ints]]
+
+
+def read_rows(data: SiteData, bins: Sequence[Bins]) -> Iterator[Ints]:
+    """Yield the bins of rows, (m, p), chunk by chunk."""
+    names = [one.name for one in bins]
+    check_held(data, names)
+    for chunk in data.table.chunks(names):
+        yield code_columns(bins, (chunk[name] for name in names))
+
+
+def only_complete(codes: Ints) -> Ints:
+    """Return codes (n, p) with all cells of a row missing if one is."""
+    return np.where((codes != MISSING).all(axis=1)[:, None], codes, MISSING)
+
+
+SUMMED = message.control("bins of the columns, variance of the noise", common=True)
+
+
+@step(
+    FAMILY,
+    releases={
+        "levels": noisy("counts of the levels of columns, with noise", maskable=True),
+        "trees": noisy("counts of nested intervals of columns, with noise", maskable=True),
+    },
+    requests=SUMMED,
+    begins=True,
+)
+def sum_margins(
+    data: SiteData, state: State, text: str, *, entirely: bool = False, read: ReadRows = read_rows
+) -> tuple[dict[str, Array], str]:
+    """Count the rows by the bins of every column, as :func:`release_margins`.
+
+    If rows take part `entirely`, all cells of a row count as missing if one is.
+    """
+    first = read_question(FirstRequest, text, f"{data.name}: the requested margins")
+    bins = first.margins.bins
+    report_columns(state, [one.name for one in bins])
+    state.report(EntityCount(data.table.n_rows))
+    canonical = to_json(first.margins)
+    state.report(*counts_owed(first, canonical, [one.squared_alone for one in bins]))
+    totals = tally(bins, np.zeros((0, len(bins)), dtype=np.int64))
+    for codes in read(data, bins):
+        found = tally(bins, only_complete(codes) if entirely else codes)
+        totals = {name: total + found[name] for name, total in totals.items()}
+    return totals, ""
+
+
+@step(
+    FAMILY,
+    "sum_margins",
+    takes={"probabilities": PROBABILITIES},
+    releases={"products": noisy("sums of products of scores of two columns, with noise", maskable=True)},
+    requests=SUMMED,
+)
+def sum_products(
+    data: SiteData,
+    state: State,
+    text: str,
+    probabilities: Floats,
+    *,
+    form: type[GramRequest] = GramRequest,
+    entirely: bool = False,
+    read: ReadRows = read_rows,
+) -> tuple[dict[str, Array], str]:
+    """Sum the products of scores above the diagonal over the rows: ``products`` (q (q - 1) / 2,).
+
+    They are in units of 4^-digits. `probabilities` are as in :func:`release_gram`; the text has their digest,
+    so that all sites of a masked sum have the same.
+    """
+    request = read_question(RowProductsRequest, text, f"{data.name}: the requested products")
+    sums = read_question(form, request.sums, f"{data.name}: the requested products")
+    report_columns(state, [one.name for one in request.bins])
+    if request.digest != digest_of(probabilities) or sums.peers or sums.groups != 1:
+        raise DescriptionError(f"{data.name}: expected the margins of the request, and no other sites")
+    margins = read_margins(data.name, request.bins, probabilities)
+    q = sums.width(len(margins))
+    with by_question():
+        message.check_allocation(data.name, q * q, q)
+    variance = share_of_noise(sums.variance, honest_shares(request.shares))
+    canonical = to_json(replace(request, shares=None))
+    squared = sums.squared_alone(len(margins), request.digits)
+    state.report(EntityCount(data.table.n_rows))
+    state.report(NoiseRequired("products", canonical, squared, variance, shares=request.shares))
+    first, second = np.triu_indices(q, 1)
+    total = np.zeros(len(first), dtype=np.int64)
+    for codes in read(data, request.bins):
+        with by_question():
+            scores = sums.score(margins, only_complete(codes) if entirely else codes, request.digits)
+        products = grouped_gram(scores, scores, np.zeros(len(scores), dtype=np.int64), 1)
+        total += products[0, first, second]
+    return {"products": total}, ""
+
+
 # ---- products with another site -----------------------------------------------------------
 
 
@@ -444,6 +585,11 @@ def invented_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
     return np.column_stack([draw(one.count, size=data.table.n_rows) for one in bins])
 
 
+def invented_rows(data: SiteData, bins: Sequence[Bins]) -> Iterator[Ints]:
+    """Yield the same as one chunk."""
+    yield invented_codes(data, bins)
+
+
 def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Say that all rows are complete which are not there."""
     state.keep(ASKED, from_json(tuple[str, ...], text, data.name))
@@ -459,11 +605,14 @@ include(FAMILY, product_steps(columns_of, rows_of, behind_product, fills=False, 
 
 def invented_steps(family: str) -> Mapping[tuple[str, str], message.Step]:
     """Make steps that stand for those that read rows where there are none."""
+    steps = FAMILIES[family]
     runs: dict[str, Callable[..., object]] = {
         "find_complete": invented_complete,
         "release_margins": partial(release_margins, read=invented_codes),
+        "sum_margins": partial(steps["sum_margins"].run, read=invented_rows),
+        "sum_products": partial(steps["sum_products"].run, read=invented_rows),
     }
-    return {(family, name): replace(FAMILIES[family][name], run=run) for name, run in runs.items()}
+    return {(family, name): replace(steps[name], run=run) for name, run in runs.items()}
 
 
 DRY_RUN_STEPS = invented_steps(FAMILY)

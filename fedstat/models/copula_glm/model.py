@@ -22,12 +22,17 @@ from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments, takes_parsed
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.explain import bounds_problems
-from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease, held_columns
 from fedstat.models.copula_glm.design import ScoredColumn, check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import TIMES, PrivateGLMPlan, failure_notes, noise_ratio, step_ratio
 from fedstat.models.copula_glm.notes import NO_ROOT, left_out
-from fedstat.models.copula_glm.protocol import MomentReleasePlan, fit_private
+from fedstat.models.copula_glm.protocol import (
+    MomentReleasePlan,
+    fit_private,
+    release_moments,
+    release_row_moments,
+)
 from fedstat.models.copula_glm.request import FamilyName, MomentPlan
 from fedstat.models.copula_glm.results import PrivateGLMResults
 from fedstat.models.copula_glm.score import OF_STEP, CopulaTest, simulated_move
@@ -55,8 +60,9 @@ class PrivateCopulaGLM(PrivateRelease):
     uses the released products; the part with mu is an integral over the released distribution of x, a
     Gaussian copula. Standard errors come from releases simulated from the estimate, and include the noise.
     ``fit(polish=1)`` takes one further step on the score of the rows, for which the distribution of the
-    columns matters little; it is the default if its noise is small, and tests the copula. Each site's owner
-    has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+    columns matters little; it is the default if its noise is small, and tests the copula. Sites with
+    different rows of the same columns release sums over their rows, with noise. Each site's owner has to
+    allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
     Make one with :meth:`from_formula`.
 
@@ -65,9 +71,11 @@ class PrivateCopulaGLM(PrivateRelease):
     formula : Formula
         A parsed formula: main effects of numbers, of their log, sqrt or exp, and of categories.
     partition : ClientPartition
-        In the vertical layout. Entities that are not complete at every site are left out.
+        In the vertical or the horizontal layout. Entities that are not complete at every site, and rows that
+        are not complete, are left out.
     epsilon : float
-        Differential privacy of the whole record of one entity, replaced by any other.
+        Differential privacy of the whole record of one entity, replaced by any other; in the horizontal
+        layout of one row, added or removed.
     bounds : Bounds or mapping, optional
         Public description of every column; by default the owners' published one. A binary response has two
         levels, of which the second is the event; a normal response has a range; counts begin at 0.
@@ -119,7 +127,7 @@ class PrivateCopulaGLM(PrivateRelease):
         delta: float = USUAL_DELTA,
         coordinator: str | None = None,
     ) -> None:
-        check_layout(type(self).__name__, partition, "vertical")
+        check_layout(type(self).__name__, partition, "vertical", "horizontal")
         self.formula = formula
         self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
         if self.distribution.name not in LINKS or not self.distribution.canonical:
@@ -127,7 +135,7 @@ class PrivateCopulaGLM(PrivateRelease):
                 f"family: expected Gaussian(), Binomial() or Poisson() with the canonical link, received "
                 f"{self.distribution}"
             )
-        columns = columns_by_site(formula, tuple(partition.sites))
+        columns = columns_by_site(formula, tuple(held_columns(partition)))
         super().__init__(partition, epsilon, delta, columns, bounds, coordinator)
         described = {name: column for own in self.bounds.values() for name, column in own.items()}
         check_response(formula, self.distribution.name, described)
@@ -155,8 +163,9 @@ class PrivateCopulaGLM(PrivateRelease):
         ModelError
             See the class.
         """
-        check_layout(cls.__name__, partition, "vertical")
-        parsed = parse_formula(formula, partition.columns)
+        check_layout(cls.__name__, partition, "vertical", "horizontal")
+        extra = (partition.site_column,) if partition.layout == "horizontal" else ()
+        parsed = parse_formula(formula, held_columns(partition), extra=extra)
         return cls(parsed, partition, **settings)
 
     @property
@@ -174,6 +183,7 @@ class PrivateCopulaGLM(PrivateRelease):
             response=LINKS[self.distribution.name],
             rho=self._rho - of_step,
             of_step=of_step,
+            rows=self._pooled,
         )
 
     def _with_steps(self, polish: int | None) -> Self:
@@ -183,6 +193,8 @@ class PrivateCopulaGLM(PrivateRelease):
         that the decision reveals nothing, and precedes the release, since both share one budget.
         """
         found = copy(self)
+        if polish is None and self._pooled is not None:
+            polish = 0
         if polish is None:
             n = min(len(rows) for rows in self._rows.values())
             stepped = self._with_steps(int(self.distribution.name != "Poisson"))._planned
@@ -222,7 +234,8 @@ class PrivateCopulaGLM(PrivateRelease):
             little, at the price of more noise. How far the step goes also tests the copula
             (:attr:`PrivateGLMResults.copula_test`). Not available for counts. By default there is a step if
             its noise is expected to be below half of the sampling error; this follows from `epsilon`, the
-            formula and the number of entities, which are public. Both requests share `epsilon`.
+            formula and the number of entities, which are public. Both requests share `epsilon`. Not available
+            in the horizontal layout, where ``FederatedGLM(...).fit(epsilon=)`` sums scores of rows.
         draws : int
             Number of simulated releases for the standard errors, at least 10. After a step errors are in
             closed form, and draws are for the test of the copula and :meth:`PrivateGLMResults.select`.
@@ -261,6 +274,12 @@ class PrivateCopulaGLM(PrivateRelease):
         check_integer("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP, remedy=Remedy("fit(..., polish=0)", "Use {arguments}"))
+        if polish and self._pooled is not None:
+            raise ModelError(
+                "polish=1: sites with different rows know the residuals of their rows, and sums of scores "
+                "with noise need no copula",
+                remedy=Remedy("FederatedGLM.from_formula(...).fit(epsilon=...)", "Use {call}"),
+            )
         rng = np.random.default_rng(seed)
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
 
@@ -278,15 +297,17 @@ class PrivateCopulaGLM(PrivateRelease):
         planned = self._with_steps(polish)
         planned._check_budgets()
         planned._warn_of_failure()
-        protocol = fit_private(
+        requester, question = (
             SecureProductSession(FAMILY, self._session, attempt.ledger.at),
             planned._question,
-            self._rows,
-            tuple(self.partition.sites),
-            self.partition.n_entities,
-            isinstance(self.engine, DryRunEngine),
         )
-        done = attempt.run(protocol)
+        sites, n = tuple(self.partition.sites), self.partition.n_entities
+        if self._pooled is None:
+            release = release_moments(requester, question, self._rows, sites, n)
+        else:
+            release = release_row_moments(requester, question, self._policies)
+        protocol = fit_private(requester, question, release, sites, isinstance(self.engine, DryRunEngine))
+        done = attempt.run(protocol, self._masked_at)
         released, fit, step = done.released, done.fit, done.step
         errors, test = None, None
         if not isinstance(self.engine, DryRunEngine):

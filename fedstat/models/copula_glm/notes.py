@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.models.copula.explain import bounds_problems, cost_statements
-from fedstat.models.copula.request import OF_MARGINS
+from fedstat.models.copula.private_release import PUBLIC_ROWS, row_notes
+from fedstat.models.copula.request import ALL, OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score import OF_STEP, CopulaTest, ScoreStep
@@ -30,8 +31,9 @@ TOO_SMALL = (
 VALID = (
     "Valid if the columns follow a Gaussian copula and the generalized linear model holds. For real tables "
     "the copula is an approximation. Standard errors do not include its error; more entities or a larger "
-    "epsilon do not remove it. This fit does not test the copula; fit(polish=1) does."
+    "epsilon do not remove it. This fit does not test the copula; {tested}."
 )
+TESTED, OF_ROWS = "fit(polish=1) does", "FederatedGLM(...).fit(epsilon=) needs none"
 DOUBTFUL = 0.01
 """P-value of the test of the copula below which the summary warns."""
 VALID_STEP = (
@@ -85,7 +87,10 @@ NOTES = Catalogue(
         "cost": "{cost}",
         "left_out": "{left_out} The estimates describe the {entities:,} entities that are complete at every "
         "site; fs.CopulaSynthesizer makes tables of all.",
+        "left_out/rows": "{left_out} The estimates describe the other {entities:,}; standard errors do not "
+        "include the noise on this number.",
         "public": PUBLIC,
+        "public/rows": PUBLIC_ROWS,
         "copula": "Test of the copula: {found}.",
         "closed_form": "Standard errors are in closed form: `sampling` of the sums of residuals over "
         "entities, `noise` of what the sites added, each to its own share before it left; squares add up. "
@@ -112,7 +117,7 @@ def fit_notes(
     if test is not None:
         yield _tested(released, test)
     if step is None:
-        yield NOTES.note("valid")
+        yield NOTES.note("valid", tested=TESTED if released.plan.rows is None else OF_ROWS)
     if errors is not None:
         yield from _error_notes(released, errors) if step is None else _step_notes(released, step)
         if step is not None and errors.ratio > MUCH:
@@ -126,18 +131,25 @@ def fit_notes(
         )
     else:
         yield NOTES.note("margins_budget", margins=float(OF_MARGINS))
-    for text in cost_statements(released.plan, delta):
-        yield NOTES.note("cost", cost=text)
+    rows = released.plan.rows
+    if rows is not None:
+        yield from row_notes(rows, released.plan.site_cost(ALL), delta)
+    else:
+        for text in cost_statements(released.plan, delta):
+            yield NOTES.note("cost", cost=text)
     if left := left_out(released):
-        yield NOTES.note("left_out", left_out=left, entities=released.n)
-    yield NOTES.note("public")
+        kind = "left_out" if rows is None else "left_out/rows"
+        yield NOTES.note(kind, left_out=left, entities=released.n)
+    yield NOTES.note("public" if rows is None else "public/rows")
 
 
 def left_out(released: ReleasedMoments) -> str:
     """State how many entities are left out, and at which site they lack values; empty if none are."""
+    lost = released.known - released.n
+    if released.plan.rows is not None:
+        return f"About {lost:,} of {released.known:,} rows lack a value, and are left out." if lost else ""
     parts = [f"{n:,} records at '{site}' lack a value" for site, n in released.incomplete.items()]
     parts += [f"{n:,} entities have no record at '{site}'" for site, n in released.absent.items()]
-    lost = released.known - released.n
     return f"{lost:,} of {released.known:,} entities are left out: {', '.join(parts)}." if lost else ""
 
 

@@ -7,24 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError, Remedy, SecurityError
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.noise_shares import agree_shares
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula.margins import CLEAR, Bins, Margin
 from fedstat.models.copula.protocol import (
     FEWEST,
+    counts_of,
+    margins_of,
     of_one_run,
     plan_columns,
     request_margins,
     request_participation,
     request_products,
+    sum_margins,
+    sum_products,
 )
+from fedstat.models.copula.request import ALL, PooledRows
 from fedstat.models.copula_glm.design import ScoredColumn, ScoredDesign, ScoredResponse
 from fedstat.models.copula_glm.estimation import MomentFit, estimate
 from fedstat.models.copula_glm.released_distribution import (
@@ -43,7 +50,7 @@ from fedstat.models.copula_glm.request import (
 )
 from fedstat.models.copula_glm.score import ScoreStep, plan_score, take_step
 from fedstat.models.copula_glm.steps import FIRST, SECOND
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
 # The release of a private generalized linear model: complete entities, margins, products of scores.
@@ -56,7 +63,7 @@ class MomentReleasePlan:
     """Content of the release: public descriptions of columns by site, their scores, the response.
 
     The response is the last of the data columns of its `holder`. `rho` is the budget of the moments,
-    `of_step` that of a step on the score.
+    `of_step` that of a step on the score. With `rows` the columns are those of all sites together.
     """
 
     bounds: Mapping[str, Mapping[str, PublishedColumn]]
@@ -65,12 +72,15 @@ class MomentReleasePlan:
     response: FamilyName
     rho: Fraction
     of_step: Fraction = Fraction(0)
+    rows: PooledRows | None = None
 
     def plan(self, counts: Mapping[str, int]) -> MomentPlan:
         """Plan the noise for this number of complete entities at each site."""
         found = plan_columns(self.bounds, counts, self.rho)
         design = {site: self.design.get(site, ()) for site in self.bounds}
-        return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
+        return MomentPlan(
+            found.rho, found.columns, design, self.holder, self.response, self.of_step, rows=self.rows
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,13 +144,73 @@ def release_moments(
     plan = question.plan(dict.fromkeys(clients, n))
     margins = yield from request_margins(requester, plan, present, plan.site_cost)
     products, noise = yield from request_products(requester, plan, present, margins, sites)
+    return _released(
+        plan,
+        margins,
+        (products, noise),
+        n,
+        entities=entities,
+        records={site: len(rows[site]) for site in clients},
+        known=len(np.unique(np.concatenate([rows[site] for site in clients]))),
+        used={site: rows[site][present.seen[site]] for site in clients},
+    )
+
+
+def release_row_moments(
+    requester: SecureProductSession, question: MomentReleasePlan, policies: Mapping[str, Policy]
+) -> FitProtocol[ReleasedMoments]:
+    """Request all inputs of the estimator, for the complete rows of sites with different rows."""
+    rows = question.rows
+    assert rows is not None
+    shares = yield from agree_shares(policies, requester.session)
+    plan = question.plan({ALL: rows.n})
+    counts = yield from sum_margins(requester, plan, shares)
+    n = count_complete(plan, counts)
+    margins = margins_of(plan, ALL, counts, rows.n)
+    products = yield from sum_products(requester, plan, shares, margins)
+    noise = np.full_like(products, plan.product_deviation(1))
+    records = {ALL: rows.n}
+    return _released(
+        plan, {ALL: margins}, (products, noise), n, entities={ALL: n}, records=records, known=rows.n, used={}
+    )
+
+
+def count_complete(plan: MomentPlan, counts: Mapping[str, Array]) -> int:
+    """Return about how many rows are complete: all, unless the counts of others exceed their noise.
+
+    Every column has the count of the others among its own counts, with independent noise.
+    """
+    assert plan.rows is not None
+    found = np.array([count[-1] for _, count in counts_of(plan, ALL, counts)])
+    weights = np.array([plan.count_deviation(ALL, j) ** -2.0 for j in range(len(found))])
+    missing = float(found @ weights / weights.sum())
+    if missing <= CLEAR / math.sqrt(weights.sum()):
+        return plan.rows.n
+    n = plan.rows.n - round(missing)
+    if n < FEWEST:
+        raise EstimationError(
+            f"about {max(n, 0):,} of {plan.rows.n:,} rows are complete by the noisy counts, but at least "
+            f"{FEWEST} are needed. The charge for the margins remains"
+        )
+    return n
+
+
+def _released(
+    plan: MomentPlan,
+    margins: Mapping[str, Sequence[Margin]],
+    sums: tuple[Floats, Floats],
+    n: int,
+    **counts: Any,
+) -> ReleasedMoments:
+    """Collect what was released of n entities: sums of products (q, q) with the deviations of their noise."""
     # The response is last in the row of its holder; here it is the last of all.
+    products, noise = sums
     last = plan.places()[plan.holder].stop - 1
     order = np.append(np.delete(np.arange(len(products)), last), last)
     *of_columns, y = _in_order(margins, plan.holder)
     response = ScoredResponse(plan.response, y)
-    deviations = {c: [plan.count_deviation(c, j) for j in range(len(plan.columns[c]))] for c in clients}
-    *counts, of_response = _in_order(deviations, plan.holder)
+    deviations = {c: [plan.count_deviation(c, j) for j in range(len(own))] for c, own in plan.columns.items()}
+    *of_counts, of_response = _in_order(deviations, plan.holder)
     here = np.ix_(order, order)
     return ReleasedMoments(
         plan=plan,
@@ -151,12 +221,9 @@ def release_moments(
             unweighted(products[here] / n, plan.response),
             (noise[here] / n)[:-1, :-1],
         ),
-        noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
+        noise=ReleaseNoise(np.array(of_counts), float(of_response), noise[here] / n),
         n=n,
-        entities=entities,
-        records={site: len(rows[site]) for site in clients},
-        known=len(np.unique(np.concatenate([rows[site] for site in clients]))),
-        used={site: rows[site][present.seen[site]] for site in clients},
+        **counts,
     )
 
 
@@ -306,9 +373,8 @@ class PrivateFit:
 def fit_private(
     requester: SecureProductSession,
     question: MomentReleasePlan,
-    rows: Mapping[str, Ints],
+    release: FitProtocol[ReleasedMoments],
     sites: Sequence[str],
-    n_entities: int,
     regardless: bool,
 ) -> FitProtocol[PrivateFit]:
     """Request the moments, estimate, and take a step if there is a budget for one and a valid start.
@@ -316,7 +382,7 @@ def fit_private(
     With `regardless` the step is always requested: a dry run's synthetic numbers must not affect the
     protocol.
     """
-    released = yield from release_moments(requester, question, rows, sites, n_entities)
+    released = yield from release
     fit = estimate(released.design, released.release, normal_points(len(released.design.bins), SEED))
     if not question.of_step or not (fit.root.converged or regardless):
         return PrivateFit(released, fit, None)

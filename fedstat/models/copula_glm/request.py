@@ -16,10 +16,9 @@ import numpy as np
 from fedstat.codec import Minimum, to_json
 from fedstat.errors import DescriptionError, MessageError
 from fedstat.models.copula.margins import Margin
-from fedstat.models.copula.request import PLACES, GramRequest, NoisePlan
+from fedstat.models.copula.request import ALL, PLACES, Blocks, GramRequest, NoisePlan, clip_scores
 from fedstat.models.copula_glm.design import LARGEST, SQUARED_RADIUS, WEIGHTS, ScoredColumn, ScoredResponse
 from fedstat.models.copula_glm.score import CUBE, SCORE_PLACES, ScoreSensitivity, SharedMean
-from fedstat.privacy.sensitivity import clip_rows
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -36,6 +35,11 @@ def radius_of(columns: int, family: str) -> Fraction:
     if family:
         squared += (Fraction(WEIGHTS[family]) * Fraction(LARGEST[family])) ** 2 + SLACK
     return squared
+
+
+def moment_blocks(columns: int, family: str) -> Blocks:
+    """Return R^2 and numbers of scores of this number of columns, and of the response."""
+    return [(radius_of(columns, ""), columns), (radius_of(0, family), 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,10 @@ class MomentsRequest(GramRequest):
         """Return R^2 of this site's scores."""
         return self._radius_at(self.site, columns)
 
+    def blocks(self, columns: int) -> Blocks:
+        """Return the parts of a row that are cut together: the columns, and the response."""
+        return moment_blocks(len(self.columns), self.response)
+
     def peer_radius(self, peer: str) -> Fraction:
         """Return R^2 of the scores of another site."""
         return self._radius_at(peer, self.peers[peer])
@@ -83,7 +91,7 @@ class MomentsRequest(GramRequest):
         holds = site == self.holder
         return radius_of(columns - holds, self.response if holds else "")
 
-    def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
+    def score(self, margins: Sequence[Margin], codes: Ints, digits: int = PLACES) -> Ints:
         """Return the scores of rows by bins (n, d), -1 for none.
 
         Columns are cut together, the response is not.
@@ -101,13 +109,13 @@ class MomentsRequest(GramRequest):
                     for t, c in zip(tables, codes.T[sources], strict=True)
                 ]
             )
-            parts.append(clip_rows(found, radius_of(q, ""), PLACES))
+            parts.append(clip_scores(found, radius_of(q, ""), digits))
         if holds:
             table = WEIGHTS[self.response] * ScoredResponse(self.response, margins[-1]).table
             if len(table) != margins[-1].bins.count:  # otherwise rows would decide whether this fails
                 raise DescriptionError(f"{self.site}: expected two bins for a binary response")
             scores = np.where(codes[:, -1] >= 0, table[np.maximum(codes[:, -1], 0)], 0.0)
-            parts.append(clip_rows(scores[:, None], radius_of(0, self.response), PLACES))
+            parts.append(clip_scores(scores[:, None], radius_of(0, self.response), digits))
         return np.hstack(parts)
 
 
@@ -140,6 +148,10 @@ class MomentPlan(NoisePlan):
         """Return R^2 of the scores of a site."""
         return radius_of(len(self.design[site]), self.response if site == self.holder else "")
 
+    def blocks(self) -> Blocks:
+        """Return the parts of a row of all sites' columns that are cut together."""
+        return moment_blocks(len(self.design[ALL]), self.response)
+
     def gram_requested(self, site: str, groups: int) -> MomentsRequest:
         """Return the request for a site's part of the Gram matrix."""
         return MomentsRequest(
@@ -151,11 +163,6 @@ class MomentPlan(NoisePlan):
             response=self.response,
             columns=self.design[site],
         )
-
-    def count_deviation(self, site: str, place: int) -> float:
-        """Return the deviation of the noise on the counts of a site's column."""
-        request = self.margins_requested(site)
-        return math.sqrt(request.of_levels if request.bins[place].levels else request.of_trees)
 
 
 # ----------------------------------------------------------------------------------------------------

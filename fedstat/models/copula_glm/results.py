@@ -155,6 +155,8 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     def __init__(self, record: PrivateGLMRecord, ledger: LedgerLike | None = None) -> None:
         super().__init__(record, ledger)
         self._errors, self.epsilon, self.delta = record.errors, record.epsilon, record.delta
+        if not any(record.estimate.sites):  # sites hold rows
+            self._unit = "rows"
         if record.errors is not None and not record.errors.simulated:
             self.method_name = "moments, one step"
 
@@ -179,12 +181,20 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         found = None if errors is None else estimation.MomentErrors.of(errors, exact)
         if step is not None:
             found = estimation.MomentErrors.closed(step.sampling, step.noise, exact, draws, rng)
+        plan = released.plan
+        if plan.rows is None:
+            sites = ("", *(column.site for column in columns))
+            blocks = [CoefficientBlock(site, len(plan.design[site]), n, 0.0) for site in plan.columns]
+        else:
+            sites = ("",) * (len(columns) + 1)
+            held = plan.rows.records.items()
+            blocks = [CoefficientBlock(site, len(sites), records, np.nan) for site, records in held]
         covariance = next((one.covariance for one in (step, errors) if one is not None), None)
         estimate = Estimate(
             params=fit.root.params if step is None else step.params,
             cov=covariance if fit.root.converged else None,
             names=(INTERCEPT, *(column.name for column in columns)),
-            sites=("", *(column.site for column in columns)),
+            sites=sites,
             terms=(INTERCEPT, *(column.term for column in columns)),
             response=response,
             nobs=n,
@@ -194,10 +204,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
             scale=fit.root.scale**2,
             cov_type="bootstrap" if step is None else "closed form",
             privacy=f"epsilon {epsilon:g}, delta {delta:g}",
-            blocks=tuple(
-                CoefficientBlock(site, len(released.plan.design[site]), n, 0.0)
-                for site in released.plan.columns
-            ),
+            blocks=tuple(blocks),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
         record = PrivateGLMRecord(

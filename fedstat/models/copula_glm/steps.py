@@ -48,6 +48,8 @@ from fedstat.models.copula.steps import (
     repeated,
     rows_of,
     series_of,
+    sum_margins,
+    sum_products,
 )
 from fedstat.models.copula_glm.request import PHASES, MomentsRequest, ScoreStepRequest
 from fedstat.models.copula_glm.score import SCORE_PLACES
@@ -388,6 +390,10 @@ include(
             RELEASE["find_complete"], run=partial(find_complete, entirely=True), gives=COMPLETE
         ),
         "release_margins": RELEASE["release_margins"],
+        "sum_margins": replace(RELEASE["sum_margins"], run=partial(sum_margins, entirely=True)),
+        "sum_products": replace(
+            RELEASE["sum_products"], run=partial(sum_products, form=MomentsRequest, entirely=True)
+        ),
         "release_gram": replace(RELEASE["release_gram"], run=partial(release_gram, form=MomentsRequest)),
         "recall_gram": replace(RELEASE["recall_gram"], run=partial(recall_gram, form=MomentsRequest)),
         **product_steps(

@@ -36,7 +36,7 @@ from fedstat.inference.noisy_tables import (
     price,
 )
 from fedstat.models.checks import check_layout
-from fedstat.models.copula.bounds import Bounds, published_together
+from fedstat.models.copula.bounds import Bounds, bounds_of
 from fedstat.models.copula.private_release import (
     check_budget,
     check_delta,
@@ -114,9 +114,7 @@ class NoiseSetting:
             return PublishedColumn("category", levels=tuple(partition.sites))
         if not any(name in held for held in partition.columns.values()):
             raise ModelError(f"there is no column {name!r} at any site")
-        if name in self.bounds:
-            return self.bounds[name]
-        return Bounds(published_together(partition.sites.values())).of([name])[name]
+        return bounds_of(self.bounds, partition.sites.values(), [name])[name]
 
     def levels(self, partition: ClientPartition, name: str) -> CodedColumn:
         """Return a category with its public levels."""

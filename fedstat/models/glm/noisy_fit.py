@@ -27,8 +27,15 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.noise_shares import agree_shares, coalition_of
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable
-from fedstat.models.copula.bounds import Bounds, IntoBound, published_together
-from fedstat.models.copula.private_release import budget_shares, check_delta, check_epsilon, rho_to_spend
+from fedstat.models.copula.bounds import Bounds, IntoBound, bounds_of
+from fedstat.models.copula.private_release import (
+    budget_shares,
+    check_delta,
+    check_epsilon,
+    rho_to_spend,
+    row_guarantee,
+)
+from fedstat.models.copula.request import PooledRows
 from fedstat.models.glm.noisy_newton import (
     FAMILIES,
     FamilyName,
@@ -41,7 +48,7 @@ from fedstat.models.glm.noisy_newton import (
 from fedstat.models.glm.noisy_steps import NAMES, NoisySumsRequest
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.privacy.zcdp import GRID, epsilon_of_zcdp
+from fedstat.privacy.zcdp import GRID
 from fedstat.typing import Floats
 
 PUBLIC_ROWS, SEED, SPREAD = 4000, 1, 6.0
@@ -121,9 +128,14 @@ class NoisyQuestion:
         return [column.levels[0] if column.levels else (column.range or (0.0, 1.0))[0]] * n
 
     @property
+    def rows(self) -> PooledRows:
+        """The records, and how many sites may collude."""
+        return PooledRows(self.records, coalition_of(self.policies))
+
+    @property
     def honest(self) -> int:
         """Number of shares of noise that count; 1 if each site adds all of it."""
-        return max(len(self.records) - coalition_of(self.policies), 1)
+        return self.rows.honest
 
     @property
     def noise(self) -> Fraction:
@@ -133,7 +145,7 @@ class NoisyQuestion:
     @property
     def n(self) -> int:
         """Number of records of all sites."""
-        return sum(self.records.values())
+        return self.rows.n
 
     @cached_property
     def rho(self) -> Fraction:
@@ -147,15 +159,7 @@ class NoisyQuestion:
 
     def guarantee(self) -> str:
         """State what is charged, and against whom it holds."""
-        K, t = len(self.records), coalition_of(self.policies)
-        against = (
-            "all others together" if self.honest < 2 else f"the coordinator and {t} of {K} sites together"
-        )
-        return (
-            f"each site is charged epsilon {epsilon_of_zcdp(self.cost, self.delta):.4g} at delta "
-            f"{self.delta:g}, for the values of one row added or removed, against {against}. Numbers of "
-            "records are public."
-        )
+        return row_guarantee(self.rows, self.cost, self.delta)
 
     def price_notes(self) -> Iterator[str]:
         """State the expected price before anything is charged."""
@@ -304,11 +308,7 @@ def noisy_question(
 def _bounds(
     model: HorizontalModel, bounds: Bounds | Mapping[str, IntoBound] | None, names: list[str]
 ) -> Mapping[str, PublishedColumn]:
-    if bounds is None:
-        bounds = Bounds(published_together(model.partition.sites.values()))
-    elif not isinstance(bounds, Bounds):
-        bounds = Bounds(bounds)
-    found = bounds.of(names)
+    found = bounds_of(bounds, model.partition.sites.values(), names)
     if dates := [name for name, one in found.items() if one.form == "date"]:
         raise ModelError(f"bounds: column {dates[0]!r} holds dates; make a column of numbers of it")
     return found

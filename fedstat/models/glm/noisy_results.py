@@ -17,6 +17,7 @@ from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import CoefficientBlock
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import HeldRows
+from fedstat.models.copula.private_release import row_notes
 from fedstat.models.glm.noisy_fit import NOT_CONVERGED, NoisyFit, NoisyQuestion, bounds_warnings
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction, held_rows, predict_rows
@@ -31,13 +32,6 @@ NOTES = Catalogue(
     info={
         "price": "Noise makes standard errors {price:.2f} times as large (median). Observations are records; "
         "how many of the {records:,} records are complete is not released.",
-        "guarantee": "The charge to each site is epsilon {epsilon:.4g} at delta {delta:g}, for the values of "
-        "one row added or removed. A person with several rows, at one site or more, has less protection: "
-        "with k rows, rho {rho:.3g} becomes k^2 times as large.",
-        "alone": "Each site adds enough noise against all others together. A number colluding in their "
-        "budgets lets sites add it together: the noise of {sites} sites would be smaller.",
-        "together": "{sites} sites add the noise together, in masked sums. The guarantee holds if at most "
-        "{colluding} of them collude with the coordinator.",
         "valid": "Valid if the model holds: long rows of columns have less weight{robust}.",
     },
 )
@@ -107,7 +101,7 @@ class PrivateRegressionResults(
     @classmethod
     def _of(cls, model: HorizontalModel, question: NoisyQuestion, fit: NoisyFit, ledger: Ledger) -> Self:
         names, p = (INTERCEPT, *question.public.names), len(fit.params)
-        epsilon, K = epsilon_of_zcdp(fit.cost, question.delta), len(question.records)
+        epsilon = epsilon_of_zcdp(fit.cost, question.delta)
         estimate = Estimate(
             params=fit.params,
             cov=fit.sampling + fit.noise,
@@ -131,12 +125,7 @@ class PrivateRegressionResults(
         notes.append(
             NOTES.note("price", price=price(np.diag(fit.sampling), np.diag(fit.noise)), records=question.n)
         )
-        rho = float(fit.cost)
-        notes.append(NOTES.note("guarantee", epsilon=epsilon, delta=question.delta, rho=rho))
-        if question.honest > 1:
-            notes.append(NOTES.note("together", sites=K, colluding=K - question.honest))
-        elif K > 2:
-            notes.append(NOTES.note("alone", sites=K))
+        notes += row_notes(question.rows, fit.cost, question.delta)
         notes.append(NOTES.note("valid", robust=ROBUST[question.family]))
         counts = tuple(SiteRowCounts(site, n, n) for site, n in question.records.items())
         record = PrivateRegressionRecord(
@@ -148,7 +137,7 @@ class PrivateRegressionResults(
             distribution=model.distribution,
             epsilon=epsilon,
             delta=question.delta,
-            rho=rho,
+            rho=float(fit.cost),
             steps=len(question.plan.rhos),
         )
         return cls(record, ledger)

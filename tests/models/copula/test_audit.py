@@ -272,7 +272,7 @@ def empirical_margins(monkeypatch):
 
 
 def rounding_to_nearest(monkeypatch):
-    def nearest(scores, squared_radius, places):
+    def nearest(scores, squared_radius, places, **_):
         lengths = np.maximum(np.linalg.norm(scores, axis=1), 1e-100)[:, None]
         cut = scores * np.minimum(1.0, np.sqrt(float(squared_radius)) / lengths)
         return np.rint(np.ldexp(cut, places)).astype(np.int64)
@@ -283,7 +283,7 @@ def rounding_to_nearest(monkeypatch):
 def cut_after_noise(monkeypatch):
     """Rows are as long as they come when they are multiplied and noise is added."""
     monkeypatch.setattr(
-        request, "clip_rows", lambda X, radius, places: np.trunc(np.ldexp(X, places)).astype(np.int64)
+        request, "clip_rows", lambda X, radius, places, **_: np.trunc(np.ldexp(X, places)).astype(np.int64)
     )
 
 
