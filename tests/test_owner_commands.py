@@ -154,9 +154,9 @@ def test_check_reports_what_prevents_the_start(home, capsys):
     assert printed(capsys, "site", "check", home / "A").endswith(f"fedstat site serve {home / 'A'}\n")
     site = open_site(home / "A")
     site.data.memory.follow(site.data.table, site.data.mark_key)
-    from fedstat.federation.disclosure.release_history import ReleasedGroups
+    from fedstat.federation.disclosure.release_history import ReleasedSums
 
-    site.data.memory.released = ReleasedGroups.none(N).with_groups(np.zeros(N, dtype=int))
+    site.data.memory.released = ReleasedSums.none(N).with_groups(np.zeros(N, dtype=int))
     site.site_ledger.keep_answered(site.data.memory.to_arrays(site.data.table, site.data.mark_key), N)
     site.site_ledger.store.close()
     frame = pd.read_csv(home / "A.csv")

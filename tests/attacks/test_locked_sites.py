@@ -10,7 +10,7 @@ from served import ServedSites
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SITES = ("A", "B", "C")
@@ -115,7 +115,7 @@ def test_sums_of_functions_count_only_if_they_were_sent():
 
 
 def history(*codes):
-    found = ReleasedGroups.none(12)
+    found = ReleasedSums.none(12)
     for code in codes:
         found = found.with_groups(np.asarray(code))
     return found
@@ -135,5 +135,5 @@ def history(*codes):
 def test_only_what_is_added_isolates(new, isolated):
     known = history([0] * 3 + [1] * 9)  # a group of three, allowed by a smaller minimum
     after = known.with_groups(np.asarray(new))
-    assert after.fewest_isolated(5) > 0
-    assert after.fewest_isolated(5, len(known.basis)) == isolated
+    assert after.isolates(5)
+    assert [n for n in range(1, 5) if after.isolates(n + 1, known)] == [*range(isolated or 5, 5)]

@@ -12,12 +12,13 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.errors import DesignError, FedstatError, MessageError, PartitionError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import convert_history
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
+from fedstat.federation.tables.table import FrameTable
 from fedstat.models.vertical.exchange.patterns import NORMAL
 
 load_families()
@@ -167,11 +168,12 @@ def test_files_that_claim_entities_and_cells(tmp_path):
     PersistentAlignment("0" * 16, 10**13, {"A": rows}, {"A": seen}).save(tmp_path)
     with pytest.raises(PartitionError, match="no alignment"):
         load_alignment(tmp_path)
-    kept = ReleasedGroups.none(5).with_groups(np.array([0, 0, 1, 1, -1])).to_arrays()
-    assert (ReleasedGroups.from_arrays(kept).sizes == [2, 2, 1]).any()
+    kept = {"cells": np.zeros(5, dtype=int), "basis": np.zeros((2, 1), dtype=np.uint8)}
+    kept["format"] = np.frombuffer(b'{"format": 5, "written_by": "1"}', dtype=np.uint8)
+    table = FrameTable(pd.DataFrame({"x": np.zeros(5)}))
     tracemalloc.start()
     with pytest.raises(ValueError, match="not complete"):
-        ReleasedGroups.from_arrays(kept | {"c": np.array([2, 10**9])})
+        convert_history(kept | {"c": np.array([2, 10**9])}, table)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 2**20

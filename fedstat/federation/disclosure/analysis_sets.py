@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.table import in_memory, keep_result
 from fedstat.typing import Bools, Floats, Ints
@@ -71,7 +71,7 @@ def leave_out_rows(data: SiteData, used: Bools) -> Bools:
     policy, released = data.policy, data.memory.released
     if released is None or not used.any():
         return used
-    inside = np.zeros(len(released.cells), dtype=bool)
+    inside = np.zeros(released.n_rows, dtype=bool)
     inside[: len(used)] = used
     minimum = ClassMinimum(policy.min_count, policy.min_level_count)
     parts = [part for part in _parts(released.sets, inside) if _is_split(released, part, minimum)]
@@ -100,18 +100,18 @@ def _parts(sets: Ints, inside: Bools) -> Iterator[Part]:
         yield Part(np.flatnonzero(here & inside), np.flatnonzero(here & ~inside), one == 0)
 
 
-def _is_split(released: ReleasedGroups, part: Part, minimum: ClassMinimum) -> bool:
+def _is_split(released: ReleasedSums, part: Part, minimum: ClassMinimum) -> bool:
     """Return whether a class is divided, and one part is small."""
     if part.is_new:
         return len(part.inside) < LARGE_PART
     return len(part.outside) > 0 and min(len(part.inside), len(part.outside)) < LARGE_PART
 
 
-def _persons(released: ReleasedGroups, rows: Ints) -> int:
+def _persons(released: ReleasedSums, rows: Ints) -> int:
     return len(rows) if released.persons is None else len(np.unique(released.persons[rows]))
 
 
-def _left_out(released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum) -> Ints:
+def _left_out(released: ReleasedSums, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum) -> Ints:
     """Return the rows of a class that the analysis does without."""
     few = _persons(released, part.inside) < minimum.persons
     if part.is_new:
@@ -170,7 +170,7 @@ class _Choice:
     """Chooses the rows of a class that are left out with those that an analysis lacks."""
 
     def __init__(
-        self, released: ReleasedGroups, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum
+        self, released: ReleasedSums, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum
     ) -> None:
         self.released, self.part, self.minimum = released, part, minimum
         self.pool = part.inside[np.argsort(rank[part.inside], kind="stable")]
@@ -281,7 +281,7 @@ def _moves(apart: Ints, rest: Ints, least: int) -> Floats:
     return moves
 
 
-def _codes(data: SiteData, released: ReleasedGroups) -> Ints:
+def _codes(data: SiteData, released: ReleasedSums) -> Ints:
     """Return the levels of columns with few values, (n, q), -1 for none: of the table and the history.
 
     Rows that are gone have the values under which they were summed.
@@ -289,10 +289,10 @@ def _codes(data: SiteData, released: ReleasedGroups) -> Ints:
     table = data.table
     own = keep_result(table, "columns of few values", lambda: _levels_of(data)) if in_memory(table) else None
     own = _levels_of(data) if own is None else own
-    gone = len(released.cells) > len(own)
+    gone = released.n_rows > len(own)
     patterns = released.spaces.patterns[: (MOST_COLUMNS - own.shape[1]) * gone]
     summed = [one.codes.astype(np.int64) for one in patterns]
-    codes = np.full((len(released.cells), own.shape[1] + len(summed)), -1, dtype=np.int64)
+    codes = np.full((released.n_rows, own.shape[1] + len(summed)), -1, dtype=np.int64)
     codes[: len(own), : own.shape[1]] = own
     for j, one in enumerate(summed, own.shape[1]):
         few = one.max(initial=0) < FEW_LEVELS

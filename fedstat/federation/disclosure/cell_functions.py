@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.federation.disclosure.weight_spaces import (
-    ESTIMATE,
     ISOLATED,
     ComponentWeights,
     WeightSpaces,
@@ -69,7 +68,7 @@ def find_cell_functions(
     -------
     CellFunctions or None
     """
-    new = {i for one in spaces.sums[first:] for _, a in one if a != ESTIMATE for i in a}
+    new = {i for one in spaces.sums[first:] for _, a in one for i in a if i >= 0}
     with_atom: dict[int, set[int]] = defaultdict(set)
     for k, one in enumerate(spaces.sums):
         for i in {i for _, a in one for i in a}:

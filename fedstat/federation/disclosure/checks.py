@@ -31,7 +31,7 @@ from fedstat.federation.disclosure.differencing import check_products
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, RepeatedRelease
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import (
     check_columns,
     check_counts,
@@ -86,7 +86,7 @@ class RequestContext:
         Sites that mask the reply.
     costs : mapping of str to str
         Charge to the privacy budget, by array.
-    released : ReleasedGroups or None
+    released : ReleasedSums or None
         Release history before the step.
     written : str
         Time of the client's signature, as it states it.
@@ -106,7 +106,7 @@ class RequestContext:
     sent: Reply = NO_REPLY
     sites: tuple[str, ...] = ()
     costs: Mapping[str, str] = field(default_factory=dict)
-    released: ReleasedGroups | None = None
+    released: ReleasedSums | None = None
     written: str = ""
 
     @property
@@ -380,7 +380,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.UnequalWeights: row_checks.check_unequal_weights,
     facts.RowsUsed: differencing.check_row_difference,
     facts.LevelsRequested: differencing.check_level_difference,
-    facts.RowGroups: differencing.check_divisions,
+    facts.RowGroups: differencing.check_row_groups,
     facts.GroupSums: check_group_sums,
     facts.SummedColumns: check_group_shares,
     facts.ExcludedEntities: row_checks.check_excluded_entities,

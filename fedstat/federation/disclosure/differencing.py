@@ -29,7 +29,7 @@ from fedstat.federation.disclosure.cell_functions import find_cell_functions
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE, max_row_share
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.disclosure.weight_spaces import (
@@ -41,6 +41,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     Polynomial,
     Quantity,
     WeightSpaces,
+    adds_groups,
     find_cleared,
     find_isolated,
     has_few_values,
@@ -105,32 +106,23 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
 
 
 def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> None:
-    """Refuse groups that, with all earlier ones of the site, reveal few entities; otherwise remember them.
+    """Refuse groups that, with earlier ones of the site, reveal few entities; otherwise remember them.
 
-    Parameters
-    ----------
-    code : (n,) array of int
-        Group of each entity, -1 for none.
-    rows : (n,) array of int
-        Their rows in the site's table.
+    If the policy does not compare them with those of all sessions, a step may compare those of one.
 
     Raises
     ------
     PolicyError
         As :func:`check_row_difference`.
     """
-    if data.policy.remember != "all" and not (fact.of_models and data.policy.remember == "rows"):
-        return
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
     among_all[fact.rows] = fact.code
-    _check_and_remember(data, among_all, "groups of entities", SAME_GROUPS_REMEDY, fact.least)
-
-
-def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None:
-    """Compare groups of rows with those of all releases, and with earlier ones of the session."""
-    check_row_groups(data, state, fact)
-    if fact.place:
-        check_session_difference(data, state, fact.place, fact.code)
+    what, remedy = "groups of entities", SAME_GROUPS_REMEDY
+    if data.policy.remember == "all" or (fact.of_models and data.policy.remember == "rows"):
+        _check_and_remember(data, among_all, what, remedy, fact.least)
+    elif fact.place:
+        kept = state.look_at(fact.place) if fact.place in state else ReleasedSums.none(len(among_all))
+        state.keep(fact.place, _with_groups(data, kept, among_all, what, remedy))
 
 
 def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, least: int | None = None) -> None:
@@ -139,70 +131,27 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, leas
     Only what the groups add to the span can be refused: groups that an owner allowed by a smaller minimum,
     such as levels of a table, do not end all later sums.
     """
-    least = data.min_count if least is None else min(least, data.min_count)
     memory = data.memory
-    released = memory.released
-    if released is None:
-        released = ReleasedGroups.none(data.table.n_rows)
+    released = ReleasedSums.none(data.table.n_rows) if memory.released is None else memory.released
+    memory.released = _with_groups(data, released, code, what, remedy, least)
+    if data.policy.remember == "all":
+        check_sums(data, lambda made: summed_groups(made, code, what), remedy)
+
+
+def _with_groups(
+    data: SiteData, released: ReleasedSums, code: Ints, what: str, remedy: str, least: int | None = None
+) -> ReleasedSums:
+    """Return a history with further groups; itself if these are combinations of earlier ones."""
+    least = data.min_count if least is None else min(least, data.min_count)
     after = released.with_groups(code)
-    if after.fewest_isolated(least, len(released.basis)):
+    if after.isolates(least, released):
         raise PolicyError.of_rule(
             "differencing",
             data.name,
             f"refuses {what} that differ in fewer than {least} rows from those of earlier releases, "
             f"or from a combination of them: the difference would disclose these rows. {remedy}",
         )
-    if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
-        memory.released = after
-    if data.policy.remember == "all":
-        check_sums(data, lambda made: summed_groups(made, code, what), remedy)
-
-
-def check_session_difference(data: SiteData, state: State, place: str, code: Ints) -> None:
-    """Refuse sums that differ from earlier ones of the session by few entities; otherwise remember them.
-
-    Parameters
-    ----------
-    place : str
-        Name under which divisions are remembered.
-    code : (rows,) array of int
-        Group of each row that is open here; -1 for rows without a group.
-
-    Raises
-    ------
-    PolicyError
-        The difference of two sums would be a sum over fewer entities than the owner allows.
-    """
-    earlier = state.use(place, list[Ints]) if place in state else []
-    for known in earlier:
-        if np.array_equal(known, code):
-            return
-        apart = count_differing_entities(known, code)
-        if apart < data.min_count:
-            raise PolicyError.of_rule(
-                "minimum count",
-                data.name,
-                f"requires at least {data.min_count} entities behind a sum; these sums and earlier ones of "
-                f"this session differ by {apart:.0f}. Use the entities and folds (seed) of the earlier fit",
-            )
-    state.keep(place, [*earlier, code])
-
-
-def count_differing_entities(a: Ints, b: Ints) -> float:
-    """Return the fewest entities, above 0, in which a group of one division, or all, differs from another.
-
-    Parameters
-    ----------
-    a, b : (rows,) arrays of int
-        Group of each row, -1 for none.
-    """
-    table = np.zeros((a.max() + 2, b.max() + 2), dtype=np.int64)
-    np.add.at(table, (a + 1, b + 1), 1)
-    of_a, of_b, both = table[1:].sum(axis=1), table[:, 1:].sum(axis=0), table[1:, 1:]
-    # All groups together are one more group.
-    common = np.block([[both, both.sum(axis=1, keepdims=True)], [both.sum(axis=0), both.sum()]])
-    apart = np.append(of_a, of_a.sum())[:, None] + np.append(of_b, of_b.sum()) - 2 * common
-    return float(apart[apart > 0].min(initial=len(a) + 1))
+    return after if adds_groups(after.spaces, len(released.spaces.sums)) else released
 
 
 def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedEstimates) -> None:
@@ -218,7 +167,7 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
     """
     memory, everywhere, few = data.memory, data.policy.remember == "all", data.policy.min_count - 1
     released = memory.released if everywhere and memory.released is not None else None
-    released = ReleasedGroups.none(data.table.n_rows) if released is None else released
+    released = ReleasedSums.none(data.table.n_rows) if released is None else released
     before = released.spaces
     if not everywhere and ESTIMATE_WEIGHTS_KEY in state:
         before = state.look_at(ESTIMATE_WEIGHTS_KEY)
@@ -327,11 +276,11 @@ def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
     A combination of the lists before it was released already.
     """
     names = sorted(set().union(*lists))
-    released, known = ReleasedGroups.none(len(names)), 0
+    known = released = ReleasedSums.none(len(names))
     for one in lists:
-        known = len(released.basis)
+        known = released
         released = released.with_groups(np.array([0 if name in one else -1 for name in names]))
-    return released.fewest_isolated(least, known) > 0
+    return released.isolates(least, known)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -528,7 +477,7 @@ def check_sums(
         return
     remembered = data.policy.remember == "all"
     released = memory.released if remembered and memory.released is not None else None
-    released = ReleasedGroups.none(data.table.n_rows) if released is None else released
+    released = ReleasedSums.none(data.table.n_rows) if released is None else released
     made = Expressions(released.spaces)
     sums, levels, counts, known = express(made)
     sums = [*sums, *levels]

@@ -1,15 +1,12 @@
-"""Release history: the groups of rows behind all earlier sums, and combinations of these sums.
+"""Release history: what a site has summed over its rows, in all sessions, and how it is stored.
 
-A sum over a group of rows is a row of zeros and ones that is multiplied with the table. Differences, and any
-other combinations, of sums are combinations of these rows. A combination that is nonzero in fewer than
-`min_count` entries is a sum over fewer rows than the owner allows. A comparison of pairs is not enough: four
-sums, no two of which differ by few rows, can have an alternating sum that is one row.
+Sums are weights times quantities (:mod:`fedstat.federation.disclosure.weight_spaces`). A comparison of pairs
+is not enough: four sums, no two of which differ by few rows, can have an alternating sum that is one row.
 
 A record that was corrected is in the history twice, as it was and as it is: sums before and after differ by
 both. They are versions of one person, and count as one.
 
-Rows that are in the same groups are one *cell*. So the size of the history grows with the number of different
-divisions and not with the number of releases: 10,000 unions of 60 patterns are 60 cells and 60 groups.
+Sums that are combinations of earlier ones are not stored: 10,000 unions of 60 patterns are one division.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import qr
 
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME
-from fedstat.federation.disclosure.weight_spaces import Expressions, WeightSpaces
+from fedstat.federation.disclosure.weight_spaces import Expressions, WeightSpaces, find_isolated
 from fedstat.federation.state_formats import HISTORY
 from fedstat.federation.tables.aligned_table import (
     KEY_MARK,
@@ -36,84 +32,52 @@ from fedstat.federation.tables.aligned_table import (
 )
 from fedstat.federation.tables.sql_table import utc_timestamp
 from fedstat.federation.tables.table import Table, read_at
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Ints
 
-ZERO_TOLERANCE = 1e-7
-"""Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly revealed."""
 MOST_REQUESTS = 8
 """Requests whose complete rows are remembered while a site runs."""
-ROUNDING = 1e-6
-"""Persons by which sums of shares may be off."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReleasedGroups:
-    """Groups of rows over which sums were released.
+class ReleasedSums:
+    """What was summed over rows.
 
     Parameters
     ----------
-    cells : (n_rows,) array of int
-        Cell of every row of the table.
-    basis : (r, c) array of bool
-        Independent groups that every group released so far is a combination of, as sets of cells.
     spaces : WeightSpaces
-        What was summed over rows, as weights times quantities.
-    persons : (n_rows,) array of int, optional
-        Person of every row, if some have several versions.
+        Weights times quantities.
     sets : (n_rows,) array of int
         Class of every row: rows of one class were together in all analyses over rows; 0 for rows in none.
+    persons : (n_rows,) array of int, optional
+        Person of every row, if some have several versions.
     """
 
-    cells: Ints
-    basis: Bools
     spaces: WeightSpaces
+    sets: Ints
     persons: Ints | None = None
-    sets: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def none(cls, n_rows: int) -> ReleasedGroups:
-        """Return the history before the first release: all rows are one cell."""
-        return cls(
-            np.zeros(n_rows, dtype=np.int64),
-            np.zeros((0, 1), dtype=np.bool_),
-            WeightSpaces(n_rows),
-            sets=np.zeros(n_rows, dtype=np.int64),
-        )
+    def none(cls, n_rows: int) -> ReleasedSums:
+        """Return the history before the first release."""
+        return cls(WeightSpaces(n_rows), np.zeros(n_rows, dtype=np.int64))
 
     @property
-    def sizes(self) -> Array:
-        """Number of persons of every cell, (c,): each released version of a record counts for its share."""
-        shares = None
-        if self.persons is not None:
-            used: Bools = np.asarray(self.basis.any(axis=0))
-            released = used[self.cells]
-            versions = np.bincount(self.persons, released)
-            shares = 1.0 / np.maximum(versions, 1.0)[self.persons]
-        return np.bincount(self.cells, shares, minlength=self.basis.shape[1])
+    def n_rows(self) -> int:
+        """Rows of the table, and those that are gone, which come last."""
+        return self.spaces.n_rows
 
-    @property
-    def most_versions(self) -> int:
-        """Largest number of versions of one record."""
-        return 1 if self.persons is None else int(np.bincount(self.persons).max(initial=1))
+    def with_groups(self, code: Ints) -> ReleasedSums:
+        """Return the history after further sums by group; see :meth:`WeightSpaces.with_groups`."""
+        return replace(self, spaces=self.spaces.with_groups(code))
 
-    def with_groups(self, code: Ints) -> ReleasedGroups:
-        """Return the history after further sums by group; (n_rows,), -1 for rows in no group."""
-        # Rows that are gone come last, and are in no group any more.
-        code = np.concatenate([code, np.full(len(self.cells) - len(code), -1)])
-        c, G = self.basis.shape[1], int(code.max(initial=-1)) + 1
-        pair = self.cells * (G + 1) + (code + 1)
-        counts = np.bincount(pair, minlength=c * (G + 1))
-        there = np.flatnonzero(counts)
-        new_cell = np.full(len(counts), -1, dtype=np.int64)
-        new_cell[there] = np.arange(len(there))
-        old, group = there // (G + 1), there % (G + 1) - 1
-        request = group == np.arange(G)[:, None]
-        basis = independent_groups(self.basis[:, old], request[request.any(axis=1)])
-        return replace(self, cells=new_cell[pair], basis=basis)
+    def isolates(self, least: int, known: ReleasedSums | None = None) -> bool:
+        """Return whether sums, not those `known` alone, reveal something about fewer than `least` persons."""
+        first = 0 if known is None else len(known.spaces.sums)
+        return bool(least > 1 and find_isolated(self.spaces, first, least - 1, self.persons))
 
-    def with_set(self, used: Bools) -> ReleasedGroups:
+    def with_set(self, used: Bools) -> ReleasedSums:
         """Return the history after an analysis of these rows, (n_rows,); itself if no class is divided."""
-        inside = np.append(used, np.zeros(len(self.cells) - len(used), dtype=bool))
+        inside = np.append(used, np.zeros(self.n_rows - len(used), dtype=bool))
         code = 2 * self.sets + inside
         there = np.bincount(code, minlength=2) > 0
         there = np.append(there, np.zeros(len(there) % 2, dtype=bool))
@@ -122,94 +86,28 @@ class ReleasedGroups:
         # Rows that were in no analysis have the number 0.
         return replace(self, sets=(np.cumsum(there) - there[0])[code])
 
-    def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
+    def carried(self, places: Ints) -> tuple[ReleasedSums, Ints]:
         """Return the history of a table with other rows, and which rows are gone.
 
         `places` (n,) are the positions of its rows among the earlier ones, -1 for new ones, which are in no
-        sum yet. Rows that are gone stay in their groups, after all others: a sum without them differs from
-        one with them.
+        sum yet. Rows that are gone stay in their sums, after all others: a sum without them differs from one
+        with them.
         """
-        gone = np.setdiff1d(np.arange(len(self.cells)), places)
-        new = np.zeros((len(self.basis), 1), dtype=np.bool_)
-        here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
-        basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
+        gone = np.setdiff1d(np.arange(self.n_rows), places)
         sets = np.append(self.sets, 0)[np.append(places, gone)]  # -1 for new rows
-        cells, spaces = np.concatenate([here, self.cells[gone]]), self.spaces.carried(places, gone)
-        return ReleasedGroups(cells, basis, spaces, sets=sets), gone
-
-    def fewest_isolated(self, min_count: int, known: int = 0) -> int:
-        """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
-
-        Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
-        vectors with disjoint supports, every combination's support is a union of these, and the smallest one
-        decides. Otherwise 1 is returned without a search for the vector with the fewest entries, which is
-        hard: few real divisions need it, and refusing them is safe.
-
-        Combinations of the first `known` groups of the basis were released before, possibly under a smaller
-        minimum, and do not count: only what the other groups add can be refused.
-        """
-        sizes = self.sizes
-        small = sizes < min_count - ROUNDING
-        if not small.any() or not len(self.basis):
-            return 0
-        groups = self.basis.astype(np.float64)
-        U, s, _ = np.linalg.svd(groups[:, ~small], full_matrices=True)
-        rank = int((s > ZERO_TOLERANCE * max(s.max(initial=0.0), 1.0)).sum())
-        if rank == len(groups):
-            return 0
-        isolating = U[:, rank:].T
-        reduced = row_echelon(isolating @ groups[:, small])
-        if known:
-            # Combinations without a part in the groups that are new.
-            V, t, _ = np.linalg.svd(isolating[:, known:], full_matrices=True)
-            before = V[:, int((t > ZERO_TOLERANCE).sum()) :].T @ isolating @ groups[:, small]
-            if len(before) == len(isolating):
-                return 0
-            Q = np.linalg.qr(before.T)[0]
-            rest = reduced - (reduced @ Q) @ Q.T
-            added = np.linalg.norm(rest, axis=1) > ZERO_TOLERANCE * np.linalg.norm(reduced, axis=1)
-        else:
-            added = np.ones(len(reduced), dtype=np.bool_)
-        supports = np.abs(reduced) > ZERO_TOLERANCE
-        if (supports.sum(axis=0) > 1).any():
-            return 1
-        rows = supports[added] @ sizes[small]
-        fewest = float(rows.min(initial=min_count))
-        return int(np.ceil(fewest - ROUNDING)) if fewest < min_count - ROUNDING else 0
-
-    @property
-    def groups(self) -> Bools:
-        """Rows of every group of the basis: (r, n_rows)."""
-        return self.basis[:, self.cells]
+        return ReleasedSums(self.spaces.carried(places, gone), sets), gone
 
     def to_arrays(self) -> dict[str, Array]:
         """Return the arrays by name, for a file."""
-        packed = np.packbits(self.basis, axis=1)
-        reported: dict[str, Array] = {
-            "cells": self.cells.astype(np.int32),
-            "basis": packed,
-            "c": np.array(self.basis.shape),
-        }
-        reported["sets"] = self.sets.astype(np.int32)
-        return reported | self.spaces.to_arrays()
+        return {"sets": self.sets.astype(np.int32), **self.spaces.to_arrays()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedSums:
         """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
-        r, c = (int(size) for size in arrays["c"])
-        if arrays["basis"].shape != (r, (c + 7) // 8):
+        sets = np.asarray(arrays["sets"], dtype=np.int64)
+        if sets.ndim != 1 or sets.min(initial=0) < 0:
             raise ValueError("the release history is not complete")
-        cells = np.asarray(arrays["cells"], dtype=np.int64)
-        basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
-        if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
-            raise ValueError("the release history is not complete")
-        spaces = WeightSpaces.from_arrays(arrays, len(cells))
-        # Before classes were stored, rows in the same groups were together in all analyses.
-        together: Bools = np.asarray(basis.any(axis=0))
-        sets = arrays["sets"] if "sets" in arrays else np.where(together[cells], cells + 1, 0)
-        if sets.shape != cells.shape or sets.min(initial=0) < 0:
-            raise ValueError("the release history is not complete")
-        return cls(cells, basis, spaces, sets=np.asarray(sets, dtype=np.int64))
+        return cls(WeightSpaces.from_arrays(arrays, len(sets)), sets)
 
 
 @dataclass(slots=True)
@@ -223,7 +121,7 @@ class ReleaseHistory:
     one, `is_converted` that it has the format of an earlier version.
     """
 
-    released: ReleasedGroups | None = None
+    released: ReleasedSums | None = None
     gone: Array = field(default_factory=lambda: np.empty((0, MARK_BYTES), dtype=np.uint8))
     marks: Array | None = None
     order: str = ""
@@ -256,10 +154,10 @@ class ReleaseHistory:
         ValueError if the arrays do not belong together, EngineError if a later version wrote them.
         """
         arrays, is_converted = convert_history(arrays, table)
-        released, known = ReleasedGroups.from_arrays(arrays), arrays.get("marks")
+        released, known = ReleasedSums.from_arrays(arrays), arrays.get("marks")
         if known is None:
             return cls(released, order=order_of(table), is_new=is_converted, is_converted=is_converted)
-        if known.shape != (len(released.cells), MARK_BYTES):
+        if known.shape != (released.n_rows, MARK_BYTES):
             raise ValueError("the release history is not complete")
         present, form = MarkForm.of(table), MarkForm.of(table)
         if "form" in arrays:
@@ -285,7 +183,7 @@ class ReleaseHistory:
         found.is_new = is_converted or (present.by_key and (not same or found.changes != (0, 0, 0)))
         return found
 
-    def _with_persons(self, released: ReleasedGroups, by_key: bool) -> ReleasedGroups:
+    def _with_persons(self, released: ReleasedSums, by_key: bool) -> ReleasedSums:
         """Add the person of every row, by its key, if some have several versions."""
         if self.marks is None or not len(self.gone) or not by_key:
             return replace(released, persons=None)
@@ -367,12 +265,34 @@ def _without_columns(arrays: dict[str, Array], table: Table) -> dict[str, Array]
     return arrays
 
 
+def _divide_rows(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
+    """Format 5: groups as sets of cells, (r, c), become divisions; classes of rows may be missing."""
+    r, c = (int(size) for size in arrays.pop("c"))
+    packed, cells = arrays.pop("basis"), np.asarray(arrays.pop("cells"), dtype=np.int64)
+    if packed.shape != (r, (c + 7) // 8) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
+        raise ValueError("the release history is not complete")
+    groups = np.unpackbits(np.asarray(packed, dtype=np.uint8), axis=1, count=c).astype(np.bool_)
+    if "sets" not in arrays:  # rows in the same groups were together in all analyses
+        arrays["sets"] = np.where(groups[:, cells].any(axis=0), cells + 1, 0)
+    divisions = list[Ints]()
+    for group in groups:
+        code = next((one for one in divisions if not one[group].any()), None)
+        if code is None:
+            divisions.append(code := np.zeros(c, dtype=np.int64))
+        code[group] = code.max() + 1
+    spaces = WeightSpaces.from_arrays(arrays, len(cells))
+    for code in divisions:
+        spaces = spaces.with_groups(code[cells] - 1)
+    return arrays | spaces.to_arrays()
+
+
 CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]] = {
     0: _name_mark_form,
     1: _express_columns,
     2: _separate_patterns,
     3: _enter_levels_and_weights,
     4: _without_columns,
+    5: _divide_rows,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""
 
@@ -391,43 +311,3 @@ def convert_history(arrays: Mapping[str, Array], table: Table) -> tuple[dict[str
 def _key_marks(marks: Array) -> Array:
     """Return the part of marks that depends on the key: (n, 16) bytes -> (n,)."""
     return np.ascontiguousarray(marks[:, :KEY_MARK]).view(np.uint64).ravel()
-
-
-def independent_groups(basis: Bools, more: Bools) -> Bools:
-    """Add to independent rows (r, c) those of (G, c) that are no combination of others."""
-    Q = _orthonormal(basis)
-    rest = more.astype(np.float64)
-    rest -= (rest @ Q) @ Q.T
-    size = np.sqrt(np.maximum(more.sum(axis=1), 1.0))
-    open_ = np.flatnonzero(np.linalg.norm(rest, axis=1) > ZERO_TOLERANCE * size)
-    if not len(open_):
-        return basis
-    # The pivots of the rest are rows that add a direction each.
-    R, pivot = qr(rest[open_].T, mode="r", pivoting=True)
-    sizes = np.abs(np.diag(R))
-    added = open_[pivot[: int((sizes > ZERO_TOLERANCE * max(sizes.max(), 1.0)).sum())]]
-    return np.concatenate([basis, more[added]])
-
-
-def _orthonormal(basis: Bools) -> Floats:
-    """Return orthonormal columns (c, r) that span the groups."""
-    Q, _ = np.linalg.qr(basis.astype(np.float64).T)
-    return np.asarray(Q, dtype=np.float64)
-
-
-def row_echelon(A: Floats) -> Floats:
-    """Reduced row echelon form by complete pivoting in each step; rows that vanish are left out."""
-    A, used = A.copy(), 0
-    free = np.ones(A.shape[1], dtype=np.bool_)
-    while used < len(A) and free.any():
-        part = np.abs(A[used:]) * free
-        i, j = divmod(int(part.argmax()), part.shape[1])
-        if part[i, j] <= ZERO_TOLERANCE:
-            break
-        A[[used, used + i]] = A[[used + i, used]]
-        A[used] /= A[used, j]
-        others = np.arange(len(A)) != used
-        A[others] -= np.outer(A[others, j], A[used])
-        free[j] = False
-        used += 1
-    return A[:used]

@@ -11,6 +11,9 @@ over the rows with a = 1 and b = 0. So, for every quantity, all weights under wh
 over all requests. No combination of them may be zero in all but a few rows. A request is judged by what it
 adds: a combination of earlier sums was released before.
 
+Sums over groups of rows whose quantities are not examined, for example since only the rows of an analysis are
+compared, count as sums of one quantity more.
+
 Columns are expressed by *patterns*, which have few values, and *atoms*, which have many. A column that equals
 a multiple of an atom except in few rows is a pattern times this atom, plus another atom in the other rows:
 
@@ -36,6 +39,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+from scipy.sparse.csgraph import connected_components
 
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -69,8 +73,10 @@ ISOLATED = 1e-4
 """How much less than one the share may be of a combination that a group of rows holds alone."""
 DEPENDENT = 1e-14
 """Eigenvalue of cross-products of columns of length one that is zero but for rounding."""
+SAME_SPAN = 1e-12
+"""The same where the ranks of cross-products are compared."""
 MOST_SHARE = 0.9
-"""Share in a combination, times persons, below which a group of rows does not hold it alone."""
+"""Share of a person in a combination, times persons, below which a group of rows does not hold it alone."""
 SAMPLE_CELLS = 1024
 """Fewest cells of a sample in which combinations of sums are compared with all cells."""
 LARGEST_SPAN = 2**62
@@ -90,6 +96,8 @@ Polynomial: TypeAlias = Mapping[Monomial, float]
 ONE: Polynomial = {((), ()): 1.0}
 ESTIMATE: Quantity = (-1,)
 """What rows contribute to an estimate under weights from outside; no atom has its values."""
+GROUPS: Quantity = (-2,)
+"""Any quantity that is summed over groups of rows. The values of its pattern number the groups; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,8 +220,16 @@ class WeightSpaces:
         fewer = replace(self, atoms=self.atoms[:known], columns=self.columns[:known], sums=())
         return replace(fewer, cleared=(0, 0), _known=frozenset()).with_sums(sums)
 
+    def with_groups(self, code: Ints) -> WeightSpaces:
+        """Return the spaces after sums of any quantity by group, (m,), -1 for none, as for further rows."""
+        made = Expressions(self)
+        column = np.zeros(self.n_rows)
+        column[: len(code)] = code + 1
+        sums = [{(p, GROUPS): value} for (p, _), value in made.pattern(column).items()]
+        return made.result().with_sums(sums)
+
     def carried(self, places: Ints, gone: Ints) -> WeightSpaces:
-        """Return the spaces of a table with other rows; see :meth:`ReleasedGroups.carried`.
+        """Return the spaces of a table with other rows; see :meth:`ReleasedSums.carried`.
 
         New rows are in no sum yet: their patterns are zero.
         """
@@ -269,7 +285,8 @@ class WeightSpaces:
             and np.isfinite(values).all()
             and (not codes.size or (codes.min() >= 0 and (codes.max(axis=0) < counts).all()))
             and all(0 <= i < len(counts) for p, _ in used for i in p)
-            and all(a == ESTIMATE or all(0 <= i < atoms.shape[1] for i in a) for _, a in used)
+            and all(a in (ESTIMATE, GROUPS) or all(0 <= i < atoms.shape[1] for i in a) for _, a in used)
+            and all(len(p) == len(one) == 1 for one in sums for p, a in one if a == GROUPS)
         )
         if not whole:
             raise ValueError("the release history is not complete")
@@ -624,7 +641,8 @@ def find_isolated(
     """Return which sums from `first` on reveal, with earlier ones, something about at most `few` persons.
 
     Combinations of earlier sums do not count, and combinations of the `tolerated` sums do not. Sums of
-    `cleared` quantities reveal nothing; see :func:`find_cleared`.
+    `cleared` quantities reveal nothing; see :func:`find_cleared`. Sums over groups of any quantity count as
+    revealing where too many combinations would have to be searched.
     """
     judged: set[object] = set()
     for members in _components(spaces.sums, first):
@@ -659,6 +677,19 @@ def find_cleared(spaces: WeightSpaces, first: int, few: int, persons: Ints | Non
     return cleared
 
 
+def adds_groups(spaces: WeightSpaces, first: int) -> bool:
+    """Return whether sums by group from `first` on are no combinations of earlier ones."""
+    members = [k for k, one in enumerate(spaces.sums) if any(a == GROUPS for _, a in one)]
+    weights = ComponentWeights.of(spaces, members, spaces.n_rows, None) if members[-1:] >= [first] else None
+    if weights is None:
+        return False
+    M, known = weights.M[:, 0], np.array(weights.members) < first
+    M = M / np.linalg.norm(M, axis=1, keepdims=True)
+    gram = M @ M.T
+    rank, before = (np.linalg.matrix_rank(G, SAME_SPAN, True) for G in (gram, gram[known][:, known]))
+    return bool(rank > before)
+
+
 def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
     """Divide sums by the quantities that they share; those without a new sum are left out."""
     parent: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -682,12 +713,12 @@ def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
 def shape_of_sums(sums: Sequence[Polynomial], members: list[int], first: int) -> object:
     """Return what decides about a component: its weights, without the names of its quantities.
 
-    Counts, the quantity of no atoms, are judged by other rules and keep their name.
+    Counts, the quantity of no atoms, and groups are judged by other rules and keep their name.
     """
+    names: dict[tuple[int, ...], int] = {(): 0, GROUPS: -1}
     if len(members) == len(sums[members[0]]) == 1:  # most quantities are summed once
         (((p, a), value),) = sums[members[0]].items()
-        return p, value, not a
-    names: dict[tuple[int, ...], int] = {(): 0}
+        return p, value, names.get(a)
     parts = [
         (
             k >= first,
@@ -718,6 +749,8 @@ class ComponentWeights:
     few : int
     by_person : bool
         Whether persons have several entries.
+    of_groups : bool
+        Whether these are sums of any quantity by group: each group is a row of `M`.
     """
 
     members: list[int]
@@ -727,6 +760,7 @@ class ComponentWeights:
     small: Bools
     few: int
     by_person: bool
+    of_groups: bool
 
     @classmethod
     def of(
@@ -746,9 +780,14 @@ class ComponentWeights:
         quantities = {
             a: k for k, a in enumerate(dict.fromkeys(a for m in members for _, a in spaces.sums[m]))
         }
-        by_person = len(unit) != len(persons_of)
-        M = np.zeros((len(members), len(quantities), len(entry)))
+        by_person, of_groups = len(unit) != len(persons_of), GROUPS in quantities
         root = np.sqrt(size)
+        if of_groups:
+            patterns = {k: p[0] for k in members for p, _ in spaces.sums[k]}
+            groups = [(k, level) for k in members for level in spaces.patterns[patterns[k]].values if level]
+            M = np.array([held[patterns[k]] == level for k, level in groups])[:, None, entry] * root
+            return cls([k for k, _ in groups], M, unit, persons_of, small, few, by_person, of_groups)
+        M = np.zeros((len(members), len(quantities), len(entry)))
         products: dict[tuple[int, ...], Floats] = {}
         for place, k in enumerate(members):
             for (p, a), value in spaces.sums[k].items():
@@ -764,7 +803,7 @@ class ComponentWeights:
                 np.add.at(total, unit, one * root)
             M[:, quantities[()]] = 0.0
             M[:, quantities[()], first_of] = totals[:, unit[first_of]] / root[first_of]
-        return cls(members, M, unit, persons_of, small, few, by_person)
+        return cls(members, M, unit, persons_of, small, few, by_person, of_groups)
 
     def have_small_shares(self) -> bool:
         """Return whether no unit of few persons has a large share of a combination of the sums.
@@ -789,8 +828,8 @@ class ComponentWeights:
         small = M if self.small.all() else M.reshape(-1, Q, E)[:, :, self.small].reshape(len(M), -1)
         U = basis @ small
         unit = self.unit[self.small]
-        share = np.bincount(np.tile(unit, Q), np.einsum("re,re->e", U, U))
-        return bool(share[unit].max() < MOST_SHARE / self.few)
+        share = np.bincount(np.tile(unit, Q), np.einsum("re,re->e", U, U), len(self.persons))
+        return bool((share[unit] / self.persons[unit]).max() < MOST_SHARE / self.few)
 
 
 def basis_of_sums(M: Floats) -> Floats | None:
@@ -822,8 +861,13 @@ def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[in
         chosen = M[:, [k in tolerated for k in members]]
         basis, _ = _basis(chosen, np.zeros(chosen.shape[1], dtype=np.bool_))
         allowed.append(basis.reshape(Q, E, basis.shape[1]))
-    unit, persons = weights.unit, weights.persons
-    direction = _isolating(U.reshape(Q, E, U.shape[1]), allowed, unit, persons, weights.small, weights.few)
+    # Only combinations that are zero in all but small cells can belong to few rows.
+    small = np.tile(weights.small, Q)
+    of_small = _alone(U[small])
+    if len(of_small) == len(_alone(U[small, :new])):
+        return []
+    U = U @ of_small.T
+    direction = _isolating(weights, U.reshape(Q, E, -1), allowed)
     if direction is None:
         return []
     coefficients = np.linalg.lstsq(M, U @ direction, rcond=None)[0]
@@ -889,43 +933,56 @@ def orthonormal_columns(M: Floats) -> Floats:
     return np.asarray(U[:, s > NEW_DIRECTION])
 
 
-def _isolating(
-    U: Floats, allowed: Sequence[Floats], unit: Ints, persons: Floats, small: Bools, few: int
-) -> Floats | None:
+def _isolating(weights: ComponentWeights, U: Floats, allowed: Sequence[Floats]) -> Floats | None:
     """Return a combination of orthonormal columns, (Q, E, r), on units of at most `few` persons.
 
     Combinations of the `allowed` ones, (Q, E, s) each, do not count.
     """
+    unit, persons, few = weights.unit, weights.persons, weights.few
     share = np.bincount(unit, np.einsum("qer,qer->e", U, U), len(persons))
-    units = np.unique(unit[small])
+    units = np.unique(unit[weights.small])
     units = units[share[units] > ISOLATED]
-    seeds = units[share[units] >= (1.0 - ISOLATED) / few]
-    seeds = seeds[np.argsort(-share[seeds], kind="stable")][:MOST_SEEDS]
-    for seed in seeds.tolist():
-        others = _partners(U, unit, units, seed, persons, few)
-        for count in range(len(others) + 1):
-            if count >= few:
-                break
-            for chosen in combinations(others, count):
-                inside = np.isin(unit, [seed, *chosen])
-                if persons[[seed, *chosen]].sum() > few:
+    # Of the units that hold a combination alone, one has a share of 1 / few for each of its persons.
+    seeds = units[share[units] >= (1.0 - ISOLATED) * persons[units] / few]
+    seeds = seeds[np.argsort(-share[seeds], kind="stable")]
+    some = np.arange(U.shape[2]) == 0.0  # instead of a search that could not be complete
+    if weights.of_groups and len(units) > MOST_SEEDS:
+        return np.asarray(some, dtype=np.float64)
+    connected = _connected(U, unit, units) if weights.of_groups else units >= 0
+    for seed in seeds[:MOST_SEEDS].tolist():
+        near = units[connected == connected[units == seed]]
+        others = _partners(U, unit, near, seed, persons, few)
+        if weights.of_groups and len(others) > MOST_PARTNERS:
+            return np.asarray(some, dtype=np.float64)
+        for count in range(min(len(others[:MOST_PARTNERS]) + 1, few)):
+            for chosen in combinations(others[:MOST_PARTNERS], count):
+                group = [seed, *chosen]
+                if persons[group].sum() > few or share[group].sum() < 1.0 - ISOLATED:
                     continue
-                direction = _new_alone(U, allowed, inside)
+                direction = _new_alone(U, allowed, np.isin(unit, group))
                 if direction is not None:
                     return direction
     return None
 
 
+def _connected(U: Floats, unit: Ints, units: Ints) -> Ints:
+    """Return a number for each of the units, equal for those that combinations have in common."""
+    inside = np.flatnonzero(np.isin(unit, units))
+    V = U[:, inside].transpose(1, 0, 2).reshape(len(inside), -1)
+    linked = (np.abs(V @ V.T) > SAME_SPAN**0.5) | (unit[inside, None] == unit[inside])
+    label = connected_components(linked)[1]
+    return np.asarray(label[np.searchsorted(unit[inside], units, sorter=np.argsort(unit[inside]))])
+
+
 def _partners(U: Floats, unit: Ints, units: Ints, seed: int, persons: Floats, few: int) -> list[int]:
-    """Return the units that share most of a combination with a unit, and may form a group with it."""
-    if persons[seed] >= few:
+    """Return the units that may form a group with a unit, those that share most with it first."""
+    near = units[(persons[units] + persons[seed] <= few) & (units != seed)]
+    if not len(near):
         return []
     own = U[:, unit == seed].reshape(-1, U.shape[2])
     both = np.einsum("qer,sr->qes", U, own)
     coupling = np.bincount(unit, np.einsum("qes,qes->e", both, both), len(persons))
-    coupling[seed] = -1.0
-    near = units[np.argsort(-coupling[units], kind="stable")]
-    return [u for u in near.tolist() if u != seed and persons[u] + persons[seed] <= few][:MOST_PARTNERS]
+    return [*map(int, near[np.argsort(-coupling[near], kind="stable")])]
 
 
 def _new_alone(U: Floats, allowed: Sequence[Floats], inside: Bools) -> Floats | None:

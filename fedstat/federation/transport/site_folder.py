@@ -639,7 +639,7 @@ def _waits(site: Site) -> str:
     if released is None or policy.remember == "nothing":
         return ""
     everyone = released.with_groups(np.zeros(site.data.table.n_rows, dtype=np.int64))
-    if not everyone.fewest_isolated(policy.min_count, len(released.basis)):
+    if not everyone.isolates(policy.min_count, released):
         return ""
     return (
         f". Few records differ from those of earlier releases: the site refuses sums over all records until "

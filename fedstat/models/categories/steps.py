@@ -13,7 +13,7 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, trans
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control
 from fedstat.inference.evaluation import bin_edges, merge_small_bins
@@ -415,7 +415,7 @@ def joint_bins(places: Sequence[Ints], sizes: Sequence[int], least: int) -> list
     -------
     list of (n,) arrays of int
     """
-    known, out = ReleasedGroups.none(len(places[0])), []
+    known, out = ReleasedSums.none(len(places[0])), []
     large = max(least, min(len(places[0]) // MOST_BINS, LARGE_BINS * least)) if least > 1 else least
     for place, size in zip(places, sizes, strict=True):
         for fewest in (least, large):
@@ -426,7 +426,7 @@ def joint_bins(places: Sequence[Ints], sizes: Sequence[int], least: int) -> list
             trial = cuts.copy()
             trial[cut] = 1
             after = known.with_groups(np.cumsum(trial)[code])
-            if not after.fewest_isolated(least):
+            if not after.isolates(least):
                 cuts, joined = trial, after
         # A joint bin is released at the fullest of its bins.
         known, kept, n = joined, np.cumsum(cuts), np.bincount(code)

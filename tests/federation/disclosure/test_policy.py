@@ -11,7 +11,7 @@ from fedstat.errors import PartitionError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Budget, Policy, site_policies
-from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import rules_in_force
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.state import State
@@ -32,7 +32,7 @@ def requested(data, state):
 
 def open_columns(data, state):
     state.keep("design", data.frame, len(data.frame), columns=data.frame.shape[1])
-    data.memory.released = ReleasedGroups.none(3)
+    data.memory.released = ReleasedSums.none(3)
     return {}
 
 
@@ -190,7 +190,7 @@ def test_what_was_kept_before_a_refusal_is_there_after_it():
     with pytest.raises(PolicyError, match="minimum count"):
         requested(site, "total")
     assert int(requested(site, "asked").arrays["asked"]) == 1
-    assert len(site._data.memory.released.cells) == 3
+    assert site._data.memory.released.n_rows == 3
 
 
 def masked_total(names, **policy):

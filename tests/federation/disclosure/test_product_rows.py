@@ -13,7 +13,7 @@ from fedstat.federation.disclosure import weight_spaces
 from fedstat.federation.disclosure.differencing import product_rows
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE
-from fedstat.federation.disclosure.release_history import ReleasedGroups, ReleaseHistory
+from fedstat.federation.disclosure.release_history import ReleasedSums, ReleaseHistory
 from fedstat.federation.disclosure.site import FAMILIES, Site
 
 RULE = "rows behind a product"
@@ -321,7 +321,7 @@ def test_the_history_survives_a_file_and_rows_that_come_and_go():
     first = released(X, ones(ROWS[:30]))
     site = site_of(**COUNTED)
     assert rule_against(site, first) == ""
-    held = ReleasedGroups.from_arrays(site.data.memory.released.to_arrays())
+    held = ReleasedSums.from_arrays(site.data.memory.released.to_arrays())
     places = np.concatenate([ROWS[::-1][4:], [-1, -1, -1, -1]])  # four rows are gone, and four are new
     carried, gone = held.carried(places)
     np.testing.assert_array_equal(gone, ROWS[-4:])
@@ -334,4 +334,4 @@ def test_the_history_survives_a_file_and_rows_that_come_and_go():
     arrays = held.to_arrays()
     for name in ("weight atoms", "weight codes"):
         with pytest.raises(ValueError, match="not complete"):
-            ReleasedGroups.from_arrays(arrays | {name: arrays[name][1:]})
+            ReleasedSums.from_arrays(arrays | {name: arrays[name][1:]})

@@ -11,17 +11,16 @@ import pytest
 
 from fedstat.federation.disclosure import weight_spaces
 from fedstat.federation.disclosure.release_history import (
-    ReleasedGroups,
+    ReleasedSums,
     ReleaseHistory,
     convert_history,
-    independent_groups,
-    row_echelon,
 )
 from fedstat.federation.disclosure.weight_spaces import (
     ESTIMATE,
     Expressions,
     Pattern,
     WeightSpaces,
+    adds_groups,
     find_cleared,
     find_isolated,
 )
@@ -32,11 +31,15 @@ N = 10
 SECRET = b"a key"
 
 
-def released(*codes):
-    found = ReleasedGroups.none(N)
+def released_of(n, *codes):
+    found = ReleasedSums.none(n)
     for code in codes:
         found = found.with_groups(np.asarray(code))
     return found
+
+
+def released(*codes):
+    return released_of(N, *codes)
 
 
 def smallest_group(codes, below):
@@ -56,31 +59,31 @@ def divisions(seed):
     return [rng.integers(-1, rng.integers(1, 4), N) for _ in range(rng.integers(1, 5))]
 
 
+def fewest(history, below, known=None):
+    """The fewest rows that are isolated, if fewer than `below`; else 0."""
+    return next((n for n in range(1, below) if history.isolates(n + 1, known)), 0)
+
+
 @pytest.mark.parametrize("below", [2, 3, 4])
 def test_isolated_rows_are_those_that_a_search_finds(below):
-    """The result is 1 where combinations of few rows overlap: every sum is then refused."""
-    exact = []
-    for seed in range(25):
+    for seed in range(40):
         codes = [code for code in divisions(seed) if code.max() >= 0]
-        found, true = released(*codes).fewest_isolated(below), smallest_group(codes, below)
-        assert found in (true, 1)
-        exact.append(found == true)
-    assert sum(exact) >= 18
+        assert fewest(released(*codes), below) == smallest_group(codes, below)
 
 
 def test_of_two_apart_groups_the_smaller_one_counts():
     every, without_two = np.zeros(N, dtype=int), np.r_[[-1] * 2, [0] * 8]
     without_five = np.r_[[0] * 5, [-1] * 5]
     history = released(every, without_two, without_five)
-    assert [history.fewest_isolated(n) for n in (1, 2, 3, 9)] == [0, 0, 2, 2]
-    assert released(every, without_five).fewest_isolated(6) == 5
-    assert released(every, without_five).fewest_isolated(5) == 0
+    assert [history.isolates(n) for n in (0, 1, 2, 3, 9)] == [False, False, False, True, True]
+    assert fewest(released(every, without_five), 6) == 5
+    assert not released(every, without_five).isolates(5)
 
 
 def cells(*sizes, groups):
     """Sums over groups of cells of these sizes; a group is named by its cells, such as ``ab``."""
     names = "abcdef"[: len(sizes)]
-    history = ReleasedGroups.none(sum(sizes))
+    history = ReleasedSums.none(sum(sizes))
     for group in groups:
         history = history.with_groups(np.repeat([0 if name in group else -1 for name in names], sizes))
     return history
@@ -89,49 +92,48 @@ def cells(*sizes, groups):
 def test_a_group_of_exactly_the_minimum_is_not_isolated():
     # The first sum less the second is about the five rows of a and b; no sum separates a from b.
     history = cells(2, 3, 7, 8, groups=("abcd", "cd", "ac"))
-    assert [history.fewest_isolated(n) for n in (4, 5, 6)] == [0, 0, 5]
+    assert [history.isolates(n) for n in (4, 5, 6)] == [False, False, True]
     # Each cell has the minimum, and combinations of the two sums overlap.
-    assert cells(5, 5, 5, groups=("ab", "bc")).fewest_isolated(5) == 0
-    # "abd" less "d" and "bcd" less "d" overlap in b: no search, the answer is 1.
-    assert cells(2, 2, 2, 9, groups=("abd", "bcd", "d")).fewest_isolated(5) == 1
+    assert not cells(5, 5, 5, groups=("ab", "bc")).isolates(5)
+    # "abd" less "d" and "bcd" less "d" overlap in b.
+    assert fewest(cells(2, 2, 2, 9, groups=("abd", "bcd", "d")), 5) == 4
 
 
 def test_no_group_isolates_no_row():
-    assert ReleasedGroups.none(N).fewest_isolated(99) == 0
-    assert released(np.zeros(N, dtype=int)).fewest_isolated(N) == 0
-    assert released(np.zeros(N, dtype=int)).fewest_isolated(N + 1) == N
+    assert not ReleasedSums.none(N).isolates(99)
+    assert not released(np.zeros(N, dtype=int)).isolates(N)
+    assert released(np.zeros(N, dtype=int)).isolates(N + 1)
+
+
+def test_where_a_search_could_not_be_complete_groups_isolate():
+    """Each row is in three of many overlapping groups: no combination is of fewer than three of them."""
+    rows = np.arange(30)
+    threes = [[k, (k + 1) % 30, (k + 7) % 30] for k in rows]
+    history = released_of(30, *(np.where(np.isin(rows, three), 0, -1) for three in threes))
+    assert history.isolates(4)
+    few = released_of(30, *(np.where(np.isin(rows, [k, k + 1, k + 2]), 0, -1) for k in range(0, 30, 3)))
+    assert few.isolates(4) and not few.isolates(3)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_basis_has_the_rank_of_all_groups_and_is_made_of_them(seed):
+def test_groups_that_follow_from_others_add_nothing(seed):
     codes = divisions(seed)
-    groups = np.array([np.equal(code, k) for code in codes for k in range(max(code) + 1)]).reshape(-1, N)
-    history = released(*codes)
-    rank = np.linalg.matrix_rank(groups.astype(float)) if len(groups) else 0
-    assert len(history.basis) == rank == np.linalg.matrix_rank(history.groups.astype(float))
-    assert {row.tobytes() for row in history.groups} <= {row.tobytes() for row in groups}
-    assert history.sizes.sum() == N and (history.sizes > 0).all()
+    history = ReleasedSums.none(N)
+    for k, code in enumerate(codes, 1):
+        groups = [np.equal(one, g) for one in codes[:k] for g in range(max(one) + 1)]
+        parts = groups, groups[: len(groups) - max(code) - 1]
+        ranks = [np.linalg.matrix_rank(np.array(part, dtype=float).reshape(-1, N)) for part in parts]
+        after = history.with_groups(code)
+        assert adds_groups(after.spaces, len(history.spaces.sums)) is bool(ranks[0] > ranks[1])
+        history = after
 
 
-def test_groups_that_follow_from_others_are_not_added():
-    basis = np.array([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=bool)
-    assert independent_groups(basis, np.ones((1, 4), dtype=bool)) is basis
-    more = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
-    found = independent_groups(basis, more)
-    np.testing.assert_array_equal(found[:2], basis)
-    assert len(found) == 3 and found[2].sum() == 1
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_echelon_form_spans_the_same_rows_with_a_unit_column_for_each(seed):
-    rng = np.random.default_rng(seed)
-    A = rng.normal(size=(4, 2)) @ rng.normal(size=(2, 6))
-    found = row_echelon(A)
-    assert found.shape == (2, 6) and np.linalg.matrix_rank(np.vstack([A, found])) == 2
-    units = [j for j in range(6) if sorted(np.round(np.abs(found[:, j]), 9)) == [0.0, 1.0]]
-    assert np.linalg.matrix_rank(found[:, units]) == 2 and np.abs(found).max() < 1.0 + 1e-9
-    assert row_echelon(np.zeros((3, 4))).shape == (0, 4)
-    assert row_echelon(np.full((1, 1), 2.0)).tolist() == [[1.0]]
+def test_versions_of_a_person_count_once():
+    """Rows 8 and 9 are earlier versions of rows 0 and 1."""
+    persons = np.r_[np.arange(8), 0, 1]
+    before, now = np.r_[[-1] * 2, [0] * 8], np.r_[[0] * 8, [-1] * 2]
+    history = released(before, now)
+    assert fewest(history, 9) == 4 and fewest(replace(history, persons=persons), 9) == 2
 
 
 def test_rows_that_are_new_or_gone_keep_their_place_in_groups():
@@ -139,12 +141,13 @@ def test_rows_that_are_new_or_gone_keep_their_place_in_groups():
     places = np.r_[np.arange(9, 1, -1), [-1, -1]]  # rows 0 and 1 are gone, and two rows are new
     carried, gone = history.carried(places)
     assert gone.tolist() == [0, 1]
-    assert carried.groups.sum(axis=1).tolist() == [6, 4] and not carried.groups[:, 8:10].any()
+    (division,) = carried.spaces.patterns
+    np.testing.assert_array_equal(division.column, np.r_[[2] * 4, [1] * 4, 0, 0, 1, 1])
     # A sum over the remaining rows of the first group isolates the two rows that are gone.
-    assert carried.with_groups(np.r_[[-1] * 4, [0] * 4, [-1] * 2]).fewest_isolated(3) == 2
-    assert carried.with_groups(np.r_[[0] * 4, [-1] * 6]).fewest_isolated(3) == 0
+    assert fewest(carried.with_groups(np.r_[[-1] * 4, [0] * 4, [-1] * 2]), 3) == 2
+    assert not carried.with_groups(np.r_[[0] * 4, [-1] * 6]).isolates(3)
     same, none = history.carried(np.arange(N))
-    np.testing.assert_array_equal(same.basis, history.basis)
+    assert same.spaces.patterns[0].digest == history.spaces.patterns[0].digest
     assert not len(none)
 
 
@@ -174,7 +177,7 @@ def test_a_history_is_read_as_it_was_written():
 def test_a_history_without_marks_is_in_the_order_of_the_table():
     table, arrays = stored()
     found = ReleaseHistory.from_arrays({k: v for k, v in arrays.items() if k != "marks"}, table, SECRET)
-    np.testing.assert_array_equal(found.released.cells, arrays["cells"])
+    assert found.released.n_rows == N and len(found.released.spaces.sums) == 2
     assert found.marks is None and not len(found.gone) and found.order == ""
     again = found.to_arrays(table, SECRET)
     np.testing.assert_array_equal(again["marks"], arrays["marks"])
@@ -183,18 +186,16 @@ def test_a_history_without_marks_is_in_the_order_of_the_table():
 @pytest.mark.parametrize(
     "change",
     [
-        {"basis": np.zeros((2, 2), dtype=np.uint8)},
-        {"basis": np.zeros((1, 1), dtype=np.uint8)},
-        {"c": np.array([2, 9])},
-        {"c": np.array([3, 2])},
-        {"c": np.array([2, 1])},
-        {"cells": np.r_[np.zeros(9, dtype=int), 2]},
-        {"cells": np.r_[np.zeros(9, dtype=int), -1]},
+        {"sets": np.r_[np.zeros(9, dtype=int), -1]},
+        {"sets": np.zeros((N, 1), dtype=int)},
+        {"sets": np.zeros(N - 1, dtype=int)},
+        {"weight sums": np.frombuffer(b"[[[[0,0],[-2],1.0]]]", dtype=np.uint8)},
+        {"weight sums": np.frombuffer(b"[[[[0],[-2],1.0],[[0],[],1.0]]]", dtype=np.uint8)},
         {"weight codes": np.zeros((N - 1, 1), dtype=np.uint8)},
         {"weight codes": np.zeros(N, dtype=np.uint8)},
         {"weight values": np.full(N, np.nan)},
-        {"weight sums": np.frombuffer(b"[[[[1],[],1.0]]]", dtype=np.uint8)},
-        {"weight sums": np.frombuffer(b"[[[[0],[-2],1.0]]]", dtype=np.uint8)},
+        {"weight sums": np.frombuffer(b"[[[[2],[],1.0]]]", dtype=np.uint8)},
+        {"weight sums": np.frombuffer(b"[[[[0],[-3],1.0]]]", dtype=np.uint8)},
         {"marks": np.zeros((N - 1, 16), dtype=np.uint8)},
         {"marks": np.zeros((N, 15), dtype=np.uint8)},
     ],
@@ -206,16 +207,35 @@ def test_arrays_that_do_not_belong_together_are_no_history(change):
         ReleaseHistory.from_arrays(arrays | change, table, SECRET)
 
 
-@pytest.mark.parametrize("cells", [np.zeros(N, dtype=int), np.ones(N, dtype=int), np.arange(N) % 2])
-def test_any_cell_of_the_basis_may_be_that_of_a_row(cells):
-    table, arrays = stored()
-    found = ReleaseHistory.from_arrays(arrays | {"cells": cells}, table, SECRET)
-    np.testing.assert_array_equal(found.released.cells, cells)
+def no_groups(n):
+    """Arrays of groups of cells, as the fifth format and earlier ones have them."""
+    return {"cells": np.zeros(n, dtype=int), "basis": np.zeros((0, 1), dtype=np.uint8), "c": np.array([0, 1])}
+
+
+FORMAT_5 = {"format": np.frombuffer(b'{"format": 5, "written_by": "1"}', dtype=np.uint8)}
+
+
+def test_a_history_of_the_fifth_format_keeps_its_groups():
+    """Groups were sets of cells: (r, c) bits. Groups without a common row become one division."""
+    groups = np.array([[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]], dtype=bool)
+    cells = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
+    stored = {"cells": cells, "basis": np.packbits(groups, axis=1), "c": np.array(groups.shape)}
+    table = FrameTable(pd.DataFrame({"x": np.arange(float(N))}))
+    found = ReleaseHistory.from_arrays(stored | FORMAT_5, table, SECRET)
+    assert found.is_converted and found.released.sets.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3, 0]
+    columns = [one.column.tolist() for one in found.released.spaces.patterns]
+    assert columns == [[1] * 6 + [2] * 3 + [0], [0] * 3 + [1] * 6 + [0]]
+    again = released(np.r_[[0] * 6, [1] * 3, -1], np.r_[[-1] * 3, [0] * 6, -1])
+    assert found.released.spaces.sums == again.spaces.sums
+    wrong = {"c": np.array([4, 4])}, {"c": np.array([3, 9])}, {"cells": cells + 1}, {"cells": cells - 1}
+    for change in wrong:
+        with pytest.raises(ValueError, match="not complete"):
+            ReleaseHistory.from_arrays(stored | FORMAT_5 | change, table, SECRET)
 
 
 def test_a_history_of_no_rows_is_one():
-    empty = ReleasedGroups.none(0)
-    assert ReleasedGroups.from_arrays(empty.to_arrays()).cells.shape == (0,)
+    empty = ReleasedSums.none(0)
+    assert ReleasedSums.from_arrays(empty.to_arrays()).n_rows == 0
 
 
 # ---- rows that come in another order ------------------------------------------------------------------
@@ -240,7 +260,8 @@ def test_a_history_follows_the_rows_into_another_order():
     assert history.released is known
     history.follow(aligned_table(backwards, ALIGNMENTS[1]), SECRET)
     assert history.order == ALIGNMENTS[1]
-    np.testing.assert_array_equal(history.released.groups, released(code[::-1]).groups)
+    backwards_sums = released(code[::-1]).spaces
+    assert history.released.spaces.patterns[0].digest == backwards_sums.patterns[0].digest
     np.testing.assert_array_equal(
         history.marks, ReleaseHistory(known).to_arrays(aligned_table(backwards), SECRET)["marks"]
     )
@@ -327,7 +348,7 @@ def test_a_history_of_the_second_format_keeps_its_sums():
     cells, place = np.unique(weights, axis=0, return_inverse=True)
     now = spaces.to_arrays()
     earlier = {"weight cells": place.ravel(), "weight patterns": cells, "weight atoms": now["weight atoms"]}
-    earlier["weight sums"] = now["weight sums"]
+    earlier |= {"weight sums": now["weight sums"]} | no_groups(len(weights))
     table = FrameTable(pd.DataFrame({"x": np.zeros(len(weights))}))
     stamp = {"format": np.frombuffer(b'{"format": 2, "written_by": "1"}', dtype=np.uint8)}
     arrays, is_converted = convert_history(earlier | stamp, table)
@@ -339,7 +360,7 @@ def test_a_history_of_the_second_format_keeps_its_sums():
 def test_a_history_of_the_third_format_counts_its_levels():
     """Digests of levels by which rows were summed, and weights of estimates; a row is gone since."""
     levels = np.array([[5, 5, 5, 9, 9, 9, 0, 9], [7, 7, 7, 7, 0, 0, 0, 0]], dtype=np.uint32).T
-    arrays = {"levels": levels, "level names": np.frombuffer(b'["g", "g"]', dtype=np.uint8)}
+    arrays = {"levels": levels, "level names": np.frombuffer(b'["g", "g"]', dtype=np.uint8)} | no_groups(8)
     arrays["weights"] = np.linspace(0.0, 1.0, 16).reshape(8, 2)
     arrays["format"] = np.frombuffer(b'{"format": 3, "written_by": "1"}', dtype=np.uint8)
     found, is_converted = convert_history(arrays, FrameTable(pd.DataFrame({"x": np.zeros(7)})))

@@ -21,6 +21,7 @@ from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME, read_ledger
 from fedstat.federation.disclosure import release_history
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.weight_spaces import GROUPS
 from fedstat.federation.files import read_arrays
 from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.transport.journal import HEADS, LedgerCheckpoints
@@ -59,7 +60,10 @@ def test_a_site_of_an_earlier_version_starts_with_its_ledger_history_approvals_a
     site = open_site(home / "North", lines.append)
     released = site.data.memory.released
     # the same groups of the same 120 rows, none of which counts as changed
-    assert released.basis.shape == tuple(groups) and released.groups[0].sum() == 120
+    divided = [
+        released.spaces.patterns[p].column for one in released.spaces.sums for (p,), a in one if a == GROUPS
+    ]
+    assert sum(len(np.unique(one[one > 0])) for one in divided) == groups[0] and (divided[0] > 0).sum() == 120
     assert (len(site.data.memory.gone), site.data.memory.changes) == (0, (0, 0, 0))
     assert site.site_ledger.charges.spent == SPENT
     assert [one.verdict for one in site.site_ledger.decisions.values()] == ["approved"]
@@ -124,7 +128,7 @@ def test_the_state_of_a_later_version_is_named_and_left_alone(what, current, cap
         site = open_site(current)
         site.site_ledger.is_earlier = True
         ledger_file.mark_upgrade(site.site_ledger)
-        memory = release_history.ReleaseHistory(release_history.ReleasedGroups.none(40))
+        memory = release_history.ReleaseHistory(release_history.ReleasedSums.none(40))
         site.site_ledger.keep_answered(memory.to_arrays(site.data.table, site.data.mark_key), 40)
         site.site_ledger.store.close()
     content = {path.name: path.read_bytes() for path in current.iterdir() if path.is_file()}

@@ -141,7 +141,7 @@ def test_history_budget_and_disk_stay_within_bounds(tmp_path, capsys):
     history = federation.sites["B"].site.data.memory
     folder = tmp_path / "B"
     sizes = {name: (folder / name).stat().st_size for name in ("answered.npz", "ledger.jsonl")}
-    rows, columns = len(history.released.cells), len(history.released.spaces.atoms)
+    rows, columns = history.released.n_rows, len(history.released.spaces.atoms)
     first, last = np.median(seconds[:20]), np.median(seconds[-20:])
     first_computed, last_computed = np.median(computed[:20]), np.median(computed[-20:])
     with capsys.disabled():
