@@ -1,11 +1,10 @@
 """The disclosure pipeline: the checks that a parsed request and its reply pass at a site, in order.
 
-:meth:`fedstat.federation.disclosure.site.Site.answer` checks address, owner of the session, turn, step and
-ledger of a request, runs the checks :data:`BEFORE`, checks the sites of a masked sum, runs the step, whose
-facts pass :data:`FACT_CHECKS` in the order in which it reports them, runs the checks :data:`AFTER`, masks the
-reply and records it. The order is the security argument. Decisions from the request and the policy
-come before a row is read, so that such a refusal reveals nothing. Decisions that depend on rows come before
-any release, and these refusals are filtered and counted.
+:meth:`fedstat.federation.disclosure.site.Site.answer` runs the checks :data:`ADMISSION` and :data:`BEFORE`,
+runs the step, whose facts pass :data:`FACT_CHECKS` in the order in which it reports them, runs the checks
+:data:`AFTER`, masks the reply and records it. The order is the security argument. Decisions from the request
+and the policy come before a row is read, so that such a refusal reveals nothing. Decisions that depend on
+rows come before any release, and these refusals are filtered and counted.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, Subject
+from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
 from fedstat.federation.disclosure.column_sums import check_column_sums, own_fit_problem
@@ -82,8 +82,8 @@ class RequestContext:
         After the step: the reply before masks.
     sent : Reply
         The reply as it leaves.
-    sites : tuple of str
-        Sites that mask the reply.
+    masker : Masker or None
+        Masks the reply, if it is masked.
     costs : mapping of str to str
         Charge to the privacy budget, by array.
     released : ReleasedSums or None
@@ -104,7 +104,7 @@ class RequestContext:
     noise: NoiseMechanism
     reply: Reply = NO_REPLY
     sent: Reply = NO_REPLY
-    sites: tuple[str, ...] = ()
+    masker: Masker | None = None
     costs: Mapping[str, str] = field(default_factory=dict)
     released: ReleasedSums | None = None
     written: str = ""
@@ -113,6 +113,11 @@ class RequestContext:
     def policy(self) -> Policy:
         """What the owner of the site allows."""
         return self.data.policy
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites that mask the reply."""
+        return () if self.masker is None else self.masker.sites
 
     def describe(self) -> None:
         """Note in the ledger what the session is about so far."""
@@ -185,6 +190,11 @@ def check_turn(data: SiteData, request: Request, client: str) -> None:
         )
 
 
+def check_ledger_complete(data: SiteData, request: Request, client: str) -> None:
+    """Answer nothing while the ledger lacks what the site has signed."""
+    data.site_ledger.check_undisputed(data.name)
+
+
 ADMISSION: tuple[Callable[[SiteData, Request, str], None], ...] = (
     # A message for another site is no matter of this one.
     check_address,
@@ -192,6 +202,8 @@ ADMISSION: tuple[Callable[[SiteData, Request, str], None], ...] = (
     check_session_owner,
     # An old request would be answered with what the session knows now.
     check_turn,
+    # Earlier releases are not known: nothing can be compared with them.
+    check_ledger_complete,
 )
 """Checks of a message before its session is opened; their refusals belong to no session in the ledger."""
 
@@ -259,6 +271,16 @@ def check_step_order(context: RequestContext) -> None:
     check_order(context.data.name, context.policy, context.request, context.step, last)
 
 
+def check_masks(context: RequestContext) -> None:
+    """Require sites for the masks of a reply whose sum the policy allows, alone and after earlier ones."""
+    if context.request.masked is None:
+        return
+    step = context.request.step
+    absent = f"step '{step}': a masked reply needs keys, which the sites have not agreed on in this session"
+    context.masker = context.state.use("masker", Masker, absent)
+    differencing.check_masked_sites(context.data, context.sites)
+
+
 def check_plan_approved(context: RequestContext) -> None:
     """Require that the owner has approved a plan with this request, if the policy requires approval."""
     if context.analysis and context.policy.approval == "owner":
@@ -280,6 +302,8 @@ BEFORE: tuple[Check, ...] = (
     check_session_aligned,
     # In another order, replies could be compared that no fit compares.
     check_step_order,
+    # Who masks a sum is public: from sums over other sites the part of one would follow by subtraction.
+    check_masks,
     # Last, since it uses up the owner's approval: a request that is refused anyway must not cost one run.
     check_plan_approved,
 )

@@ -28,7 +28,6 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.cell_functions import find_cell_functions
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE, max_row_share
-from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
@@ -234,8 +233,8 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
         data.site_ledger.spend(entry)
 
 
-def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> None:
-    """Refuse a masked sum over few sites, or one that with earlier ones reveals few; otherwise remember it.
+def check_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
+    """Refuse a masked sum over few sites, or one that with earlier ones reveals few.
 
     If a site is lost in a round, the others are requested again without it. Their replies and that of the
     lost site complete the sum over all if its reply comes late, or if a coordinator falsely reports it as
@@ -248,18 +247,12 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
     DescriptionError
         From the lists alone, which the client has made; names the line of the policy.
     """
-    check_mask(data.name, policy, len(sites), len(data.trust.pinned))
-    this, spent, least = (
-        MASKED_SUMS_KEY + json.dumps(sorted(sites)),
-        data.site_ledger.one_time_events,
-        policy.apart,
-    )
-    if least <= 1 or this in spent:
-        return
+    check_mask(data.name, data.policy, len(sites), len(data.trust.pinned))
+    spent, least = data.site_ledger.one_time_events, data.policy.apart
     lists = [
         json.loads(text.removeprefix(MASKED_SUMS_KEY)) for text in spent if text.startswith(MASKED_SUMS_KEY)
     ]
-    if isolates_sites([*lists, sites], least):
+    if least > 1 and sorted(sites) not in lists and isolates_sites([*lists, sites], least):
         raise DescriptionError.of_rule(
             "apart",
             data.name,
@@ -267,7 +260,13 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
             f"reveals a sum over fewer than {least}. Repeat it when all sites of the earlier sums are "
             "available, or have the owner allow it with  apart = 1  in policy.toml",
         )
-    data.site_ledger.spend(this)
+
+
+def remember_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
+    """Note a masked sum that is released, for :func:`check_masked_sites`."""
+    this = MASKED_SUMS_KEY + json.dumps(sorted(sites))
+    if sites and data.policy.apart > 1 and this not in data.site_ledger.one_time_events:
+        data.site_ledger.spend(this)
 
 
 def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:

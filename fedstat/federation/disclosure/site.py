@@ -22,7 +22,6 @@ from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.audit.ledger import Ledger, released_by
 from fedstat.federation.audit.ledger_file import HistoryCheck
-from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure.approval import APPROVAL_FAMILY, AnalysisPlan, Approvals, PlanStore
 from fedstat.federation.disclosure.checks import (
     ADMISSION,
@@ -33,7 +32,7 @@ from fedstat.federation.disclosure.checks import (
     RequestContext,
     is_foreign,
 )
-from fedstat.federation.disclosure.differencing import check_masked_sites
+from fedstat.federation.disclosure.differencing import remember_masked_sites
 from fedstat.federation.disclosure.policy import Policy, check_delta
 from fedstat.federation.disclosure.privacy_budget import (
     NoiseMechanism,
@@ -405,9 +404,8 @@ class Site:
     def _open(
         self, request: message.Request, chain: SessionChain, client: str, written: str
     ) -> RequestContext:
-        """Find the step of a request that is addressed to this site, and record what came with it."""
+        """Find the step of a request, and record what came with it."""
         step = self._find_step(request)
-        self.site_ledger.check_undisputed(self.name)
         chain.request(request, step)
         ended = ""
         if request.session and request.session not in self.states:
@@ -459,8 +457,6 @@ class Site:
     def _prepare(self, context: RequestContext) -> bytes:
         """Run a step, check its reply, mask it, and return it packed."""
         request, step, state, data = context.request, context.step, context.state, context.data
-        masker = None if request.masked is None else self._masker(request, state)
-        context.sites = () if masker is None else masker.sites
         state.begin(
             lambda fact: FACT_CHECKS[type(fact)](data, state, fact),
             context.sites,
@@ -472,11 +468,11 @@ class Site:
         for check in AFTER:
             check(context)
         context.sent = context.reply
-        if masker is not None:
-            masked = mask_reply(
-                masker, request, step, context.reply.arrays, bind_common(state, request, step)
-            )
+        if context.masker is not None:
+            bound = bind_common(state, request, step)
+            masked = mask_reply(context.masker, request, step, context.reply.arrays, bound)
             context.sent = replace(context.reply, arrays=masked)
+            remember_masked_sites(data, context.sites)
         return message.pack_reply(context.sent)
 
     def _record(self, context: RequestContext) -> None:
@@ -512,16 +508,6 @@ class Site:
         if request.text and step.text_in is None:
             raise MessageError(f"{self.name}, step '{request.step}': received a text, expected arrays only")
         return step
-
-    def _masker(self, request: message.Request, state: State) -> Masker:
-        """Return the masker of this session, if the policy allows a sum over this number of sites."""
-        absent = (
-            f"step '{request.step}': a masked reply needs keys, which the sites have not agreed on in this "
-            "session"
-        )
-        masker = state.use("masker", Masker, absent)
-        check_masked_sites(self._data, self.policy, masker.sites)
-        return masker
 
     def _keep_state(self, session: str, state: State) -> None:
         """Store the state of a session as the latest; one without a reply does not replace others.

@@ -131,11 +131,11 @@ def test_rows_that_differ_by_a_few_are_refused_and_leave_no_trace():
     examine(kiel, facts.RowsUsed(rows()))
     for few in ([7], [1, 2, 3, 4]):
         assert "(differencing) refuses rows" in refusal(examine, kiel, facts.RowsUsed(rows(*few)))
-        assert len(kiel.memory.released.basis) == 1
+        assert len(kiel.memory.released.spaces.sums) == 1
     examine(kiel, facts.RowsUsed(rows()))
-    assert len(kiel.memory.released.basis) == 1
+    assert len(kiel.memory.released.spaces.sums) == 1
     examine(kiel, facts.RowsUsed(rows(1, 2, 3, 4, 5)))
-    assert len(kiel.memory.released.basis) == 2
+    assert len(kiel.memory.released.spaces.sums) == 2
     refusal(examine, kiel, facts.RowsUsed(rows(1, 2, 3, 4, 6)))
     refusal(examine, kiel, facts.RowsUsed(rows(1, 2, 3, 4, 5, 6)))
 
@@ -148,7 +148,7 @@ def test_outcomes_of_a_comparison_that_differ_by_a_few_are_refused():
     examine(kiel, facts.RowsUsed(rows(), age > 30))
     examine(kiel, facts.RowsUsed(rows(), age > 35))
     examine(kiel, facts.RowsUsed(rows()))
-    assert len(kiel.memory.released.basis) == 3
+    assert len(kiel.memory.released.spaces.sums) == 3
     fewer = rows(*range(10))
     # The sums of those above 30 and above 32 differ by two rows, whatever other rows either rests on.
     assert "refuses outcomes" in refusal(examine, kiel, facts.RowsUsed(fewer, (age > 32) & fewer))

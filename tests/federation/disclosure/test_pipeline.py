@@ -26,7 +26,7 @@ from fedstat.operator.page.views import policy_page
 
 PACKAGE = Path(fs.__file__).parent
 ORDER = {
-    "ADMISSION": ["check_address", "check_session_owner", "check_turn"],
+    "ADMISSION": ["check_address", "check_session_owner", "check_turn", "check_ledger_complete"],
     "BEFORE": [
         "check_role",
         "check_request_arrays",
@@ -35,6 +35,7 @@ ORDER = {
         "check_session_known",
         "check_session_aligned",
         "check_step_order",
+        "check_masks",
         "check_plan_approved",
     ],
     "AFTER": [

@@ -85,7 +85,7 @@ def test_another_order_of_the_same_records(restart):
     else:
         data.table.keep("1" * 16, numbers)
     request(data, range(20))
-    assert len(data.memory.released.basis) == 1
+    assert len(data.memory.released.spaces.patterns) == 1
     with pytest.raises(PolicyError, match="differencing"):
         request(data, range(22))
     request(data, range(30))
