@@ -303,7 +303,7 @@ def claimed(line):
 def check_plain_lines(model, plans, entries):
     """The three lines that an owner reads are true of what the fit has released."""
     for site, plan in plans.items():
-        own, together, rows = plain_lines(plan)
+        own, together, rows = plain_lines(plan, fs.Policy.strict())
         real, times = Counter(), Counter()
         most = {step.step: step.most for step in plan.steps}
         for e in entries:

@@ -27,6 +27,8 @@ from fedstat.federation.audit.event_log import (
     canonical_json,
 )
 from fedstat.federation.crypto.keys import normalize_fingerprint
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.rules import ANALYST, rules_of, toml_line
 from fedstat.federation.message import ArrayKind, Purpose, Request, Step
 from fedstat.spline_names import without_options
 from fedstat.typing import Array
@@ -687,16 +689,17 @@ ROW_KINDS = ("per entity", "raw columns")
 PlannedArray = tuple[PlannedStep, ReleasedArray]
 
 
-def plain_lines(plan: AnalysisPlan, least: int = 0) -> tuple[str, str, str]:
+def plain_lines(plan: AnalysisPlan, policy: Policy) -> tuple[str, str, str]:
     """State what a plan reveals: about the site alone, only together with other sites, and about single rows.
 
-    `least` is the smallest number of records behind a number, by the policy of the site.
+    The numbers of the plan pass the checks of the site's `policy`, and sums reveal records without some of
+    its rules.
     """
     arrays = [(step, array) for step in plan.steps for array in step.gives]
     lines = (
-        f"About {plan.site} alone, the coordinator learns {_own(arrays, least)}.",
+        f"About {plan.site} alone, the coordinator learns {_own(arrays, policy.min_count)}.",
         _together(plan, arrays),
-        _rows(plan.site, arrays),
+        _rows(plan.site, arrays, policy),
     )
     own, together, rows = (_printable(line) for line in lines)
     return own, together, rows
@@ -742,10 +745,28 @@ def _together(plan: AnalysisPlan, arrays: Sequence[PlannedArray]) -> str:
     return " ".join(lines) or "Nothing is released as a sum over several sites."
 
 
-def _rows(site: str, arrays: Sequence[PlannedArray]) -> str:
+RULES_OF_KINDS = ("refused_kinds", "per_entity")
+"""Rules about kinds of values, which a plan lists."""
+
+
+def _unchecked(policy: Policy) -> list[str]:
+    """List the lines of a policy by which sums that an analyst receives may reveal records."""
+    if policy.privacy is not None:
+        return []
+    rules = rules_of(type(policy))
+    loose = [name for name in policy.looser_than_strict() if ANALYST in rules[name].without]
+    return [toml_line(name, getattr(policy, name)) for name in loose if name not in RULES_OF_KINDS]
+
+
+def _rows(site: str, arrays: Sequence[PlannedArray], policy: Policy) -> str:
     single = [one for one in arrays if one[1].kind in ROW_KINDS]
     present = [array.what for _, array in arrays if array.kind == "presence"]
     known = f" It is revealed {_list_arrays(present)}." if present else ""
+    if not single and (lines := _unchecked(policy)):
+        return (
+            f"No list of values by record leaves {site}. But sums can reveal records, since its policy has "
+            f"the line{'s' * (len(lines) > 1)}  {'  and  '.join(lines)}.{known}"
+        )
     if not single:
         return f"No row leaves {site}: no value of a single record is released.{known}"
     what = _list_arrays([array.what for _, array in single])

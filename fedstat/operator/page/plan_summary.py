@@ -116,7 +116,7 @@ def summarize_plan(
         ("Earlier decisions", "; ".join(_earlier(digest, plan, site_ledger, plans))),
     )
     printable = tuple((name, _printable(text)) for name, text in facts)
-    return PlanSummary(digest, plain_lines(plan, policy.min_count), printable, tuple(describe_plan(plan)))
+    return PlanSummary(digest, plain_lines(plan, policy), printable, tuple(describe_plan(plan)))
 
 
 def _date(digest: str, site_ledger: SiteLedger) -> str:

@@ -24,6 +24,7 @@ from fedstat.federation.disclosure.approval import (
     plain_lines,
     undeclared_part,
 )
+from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.message import ArrayDeclaration, Request, Step
 
 TOTAL = ReleasedArray("total", "aggregate", "a sum", masked=False, numbers=3, entities=40)
@@ -382,5 +383,22 @@ def test_a_formula_of_three_hundred_letters_is_shown_whole(length, whole):
 
 @pytest.mark.parametrize(("least", "said"), [(0, False), (1, False), (2, True)])
 def test_a_plan_names_the_fewest_records_of_a_sum_from_two_on(least, said):
-    own, _, _ = plain_lines(PLAN, least)
+    own, _, _ = plain_lines(PLAN, Policy.strict(min_count=least))
     assert ("over at least" in own) == said
+
+
+@pytest.mark.parametrize(
+    ("rules", "line"),
+    [
+        ({}, ""),
+        ({"masked_only": False}, ""),  # what others learn is no matter of rows
+        ({"min_count": 1}, "min_count = 1"),
+        ({"products": "any"}, 'products = "any"'),
+        ({"remember": "rows"}, 'remember = "rows"'),
+        ({"remember": "rows", "privacy": Budget(1.0, 1e-6)}, ""),
+    ],
+)
+def test_a_plan_says_that_no_row_leaves_where_checks_make_it_true(rules, line):
+    rows = plain_lines(PLAN, Policy.strict(**rules))[2]
+    assert rows.startswith("No row leaves") is not bool(line)
+    assert line in rows
