@@ -118,10 +118,10 @@ def test_a_baseline_says_what_it_is_and_has_no_inference():
 def test_a_baseline_is_made_of_sums_unmasked_and_the_dry_run_says_so():
     partition = by_site(FRAME, "x1", "x2", "y", policy=LOOSE)
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=FREE)
-    reported = model.explain(aggregation="lsa")
+    reported = model.explain(steps=5, aggregation="lsa")
     assert not reported.table.query("step == 'sum_curves'")["masked"].any()
     assert "every site's own sums" in str(reported) and "membership inference at site 2" in str(reported)
-    assert "every site's own sums" not in str(model.explain())
+    assert "every site's own sums" not in str(model.explain(steps=5))
     left = model.fit(steps=5, aggregation="lsa").ledger.to_frame().query("kind == 'aggregate'")
     assert not left["masked"].any()
     with pytest.raises(ModelError, match="masks would hide"):

@@ -296,7 +296,7 @@ def test_nothing_is_selected_and_the_mean_is_left():
 # ---- what passes, and what is said ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("coordinator", [None, "apart", "Clinic"])
+@pytest.mark.parametrize("coordinator", ["apart", "Clinic"])
 def test_no_value_per_entity_leaves_and_the_summary_says_what_is_missing(coordinator):
     result = model_of(coordinator=coordinator).fit()
     assert "per entity" not in set(result.ledger.to_frame()["kind"])
