@@ -274,9 +274,7 @@ def test_what_is_not_of_the_family_is_refused():
 FOLDS = {"select": "cv", "folds": 4, "seed": 1, "n_lambdas": 12}
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments"), [("gamma", FOLDS), ("inverse normal", {})], ids=str
-)
+@pytest.mark.parametrize(("kind", "arguments"), [("gamma", FOLDS), ("inverse normal", {})], ids=str)
 def test_rounds_are_within_the_range_that_was_announced(kind, arguments):
     model = model_of(kind, draw(kind, 800))
     low, _, most = np.sum([counts for _, counts in model.explain(**arguments).rounds], axis=0)
