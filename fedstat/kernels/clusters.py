@@ -136,8 +136,46 @@ class CorrectedSums:
         return bool(self.leverages.max(initial=0.0) < AT_ONE)
 
 
+MANY_COLUMNS = 16
+"""Columns from which on clusters of few rows are worth factors of their information."""
+SMALL_PIVOT = 1e-14
+"""Pivot, relative to the first, below which a factor is complete."""
+
+
+def information_factors(information: Floats) -> Floats | None:
+    """Return A (G, r, p) with ``A'A`` the information of each cluster, (G, p, p).
+
+    Cholesky's method with pivots takes r p numbers a step, so that clusters of few rows need no decomposition
+    of p x p matrices. None if one cluster has a rank above p / 3, and for fewer columns than
+    :data:`MANY_COLUMNS`.
+    """
+    G, p = information.shape[:2]
+    if p < MANY_COLUMNS or not G:
+        return None
+    every, factors = np.arange(G), np.zeros((G, p // 3, p))
+    left = np.einsum("gjj->gj", information).copy()
+    least = SMALL_PIVOT * left.max(axis=1)
+    for k in range(p // 3):
+        at = left.argmax(axis=1)
+        pivot = left[every, at]
+        there = pivot > least
+        if not there.any():
+            return factors[:, :k]
+        before = factors[:, :k]
+        row = information[every, at] - np.einsum("gk,gkp->gp", before[every, :, at], before)
+        factors[:, k] = np.where(there[:, None], row / np.sqrt(np.where(there, pivot, 1.0))[:, None], 0.0)
+        left -= factors[:, k] ** 2
+        left[every, at] = 0.0
+    return None
+
+
 def adjusted_scores(
-    score: Floats, information: Floats, root: Floats, power: float, margins: Margins | None = None
+    score: Floats,
+    information: Floats,
+    root: Floats,
+    power: float,
+    margins: Margins | None = None,
+    factors: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Return clusters' estimating functions corrected for their leverage, and leverages.
 
@@ -149,8 +187,19 @@ def adjusted_scores(
     each Q (G,); with one above or at one the functions are zero.
 
     With `margins`, Q and C' s have rows of the estimated constants as well. A cluster may be all rows behind
-    a constant: its function is zero there, and the inverse is the generalized one.
+    a constant: its function is zero there, and the inverse is the generalized one. `factors` (G, r, p) are
+    those of :func:`information_factors`; their products have the eigenvalues of Q that are not zero.
     """
+    if factors is not None and margins is None:
+        F, turned = factors @ root, score @ root
+        shares, vectors = np.linalg.eigh(F @ F.transpose(0, 2, 1))
+        largest = shares[:, -1]
+        if not (np.isfinite(shares).all() and largest.max(initial=0.0) < AT_ONE):
+            return np.zeros_like(score), largest
+        some = shares > 1e-10
+        changes = np.where(some, np.expm1(-power * np.log1p(-shares)) / np.where(some, shares, 1.0), power)
+        along = vectors.transpose(0, 2, 1) @ (F @ turned[:, :, None])
+        return turned + (F.transpose(0, 2, 1) @ (vectors @ (changes[:, :, None] * along)))[:, :, 0], largest
     Q, turned = root.T @ information @ root, score @ root
     shares, vectors = np.linalg.eigh(Q)
     largest = shares[:, -1]
@@ -190,8 +239,12 @@ def corrected_sums(
     root = vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14))
     lines = units @ inverse
     variance = np.einsum("kp,kp->k", lines, units)
-    parts = np.einsum("kp,gpq,kq->gk", lines, information, lines, optimize=True) / variance
-    corrected, leverages = adjusted_scores(score, information, root, power, margins)
+    factors = information_factors(information)
+    if factors is None:
+        parts = np.einsum("kp,gpq,kq->gk", lines, information, lines, optimize=True) / variance
+    else:
+        parts = ((factors @ lines.T) ** 2).sum(axis=1) / variance
+    corrected, leverages = adjusted_scores(score, information, root, power, margins, factors)
     if power:
         corrected = corrected @ np.linalg.inv(root)
         meat = corrected.T @ corrected

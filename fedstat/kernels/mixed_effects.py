@@ -122,6 +122,7 @@ def cluster_products(W: Floats, weight: Floats, code: Ints, clusters: int) -> Fl
     """Sum the products of columns (n, w) by cluster: (clusters, 1, w, w)."""
     out = np.zeros((clusters, 1, W.shape[1], W.shape[1]))
     _cluster_products(W, weight, code, out)
+    _fill_upper(out)
     return out
 
 
@@ -129,9 +130,17 @@ def cluster_products(W: Floats, weight: Floats, code: Ints, clusters: int) -> Fl
 def _cluster_products(W: Floats, weight: Floats, code: Ints, out: Floats) -> None:
     for i in range(len(W)):
         for a in range(W.shape[1]):
-            factor = weight[i] * W[i, a]
-            for b in range(W.shape[1]):
-                out[code[i], 0, a, b] += factor * W[i, b]
+            factor, row = weight[i] * W[i, a], out[code[i], 0, a]
+            for b in range(a + 1):
+                row[b] += factor * W[i, b]
+
+
+@njit(cache=True, nogil=True)
+def _fill_upper(out: Floats) -> None:
+    for c in range(len(out)):
+        for a in range(out.shape[2]):
+            for b in range(a):
+                out[c, 0, b, a] = out[c, 0, a, b]
 
 
 def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tuple[Floats, Floats, Floats]:

@@ -32,7 +32,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
-from fedstat.kernels.clusters import AT_ONE, adjusted_scores
+from fedstat.kernels.clusters import AT_ONE, adjusted_scores, information_factors
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.mixed_effects import (
@@ -326,10 +326,12 @@ class MixedRows:
         """Sum products of effects, columns and response by innermost group, and the logarithms of weights.
 
         The response is taken less the fitted values of the coefficients `center` (p,) of common columns. The
-        effects of the term `last` are repeated after the columns.
+        effects of the term `last` are repeated after the columns. Those requested last are kept.
         """
-
-        def compute() -> tuple[Floats, Floats]:
+        held: dict[tuple[bytes, int], tuple[Floats, Floats]] = self.keep("products", dict)
+        key = center.tobytes(), last
+        if key not in held:
+            held.clear()
             X, y, weight = self.rows
             X = X[:, : self.p]
             Z = [self.effect_columns(level) for level in self.levels]
@@ -337,9 +339,17 @@ class MixedRows:
             W = np.column_stack([*Z, X, *again, y - X @ (self.to_own @ center)])
             inner = self.levels[0]
             sums = cluster_products(np.ascontiguousarray(W), weight, inner.code, inner.groups)
-            return sums, np.log(weight).sum()
+            held[key] = sums, np.log(weight).sum()
+        return held[key]
 
-        return self.keep(f"products {center.tobytes().hex()} {last}", compute)  # type: ignore[no-any-return]
+    def effect_products(self) -> Floats:
+        """Sum products of effects alone by innermost group: (groups, 1, q, q)."""
+
+        def compute() -> Floats:
+            Z, inner = [self.effect_columns(level) for level in self.levels], self.levels[0]
+            return cluster_products(np.column_stack(Z), self.rows[2], inner.code, inner.groups)
+
+        return self.keep("effects", compute)  # type: ignore[no-any-return]
 
     def places_by_group(self) -> Ints:
         """Return the places of the rows in the table, in the order of the groups."""
@@ -409,7 +419,7 @@ class GroupWeights(RowBlock):
 
     def _at(self, point: bytes) -> Floats:
         at = np.frombuffer(point.removeprefix(VALUES))
-        weights = marginal_products(self.site, at, np.zeros(self.site.p))[2]
+        weights = integrate_chain(self.site, at, self.site.effect_products(), nested_chain(self.site))[2]
         wide = jet_length(first_parameters(self.site.request.sizes)[-1])
         out = [np.zeros((0, wide))]
         for P in (P for P in weights if len(P) > 1):
@@ -446,8 +456,12 @@ def marginal_products(
     Jets are in the entries of the lower triangles of the covariances, relative to the residual variance, in
     the order of the terms.
     """
-    chain = [(level, *codes) for level, codes in zip(site.levels, site.outer_codes(), strict=True)]
-    return integrate_chain(site, covariance, site.products(center, last)[0], chain)
+    return integrate_chain(site, covariance, site.products(center, last)[0], nested_chain(site))
+
+
+def nested_chain(site: MixedRows) -> Chain:
+    """Return all levels of a site, from the innermost groups to the outermost."""
+    return [(level, *codes) for level, codes in zip(site.levels, site.outer_codes(), strict=True)]
 
 
 def integrate_chain(
@@ -1074,9 +1088,14 @@ def group_tests(score: Floats, information: Floats, inverse: Floats) -> Floats:
     C = G - G M G, and of the squares of l'Cl: (3, p).
     """
     direction = inverse / np.sqrt(np.diag(inverse))
-    G = information @ direction
-    own = np.einsum("ij,cij->cj", direction, G)
-    expected = own - np.einsum("cij,ik,ckj->cj", G, inverse, G)
+    factors = information_factors(information)
+    if factors is None:
+        G = information @ direction
+        own = np.einsum("ij,cij->cj", direction, G)
+        expected = own - np.einsum("cij,ik,ckj->cj", G, inverse, G)
+    else:
+        along, hat = factors @ direction, factors @ inverse @ factors.transpose(0, 2, 1)
+        expected = (along * (along - hat @ along)).sum(axis=1)
     return np.array([((score @ direction) ** 2).sum(0), expected.sum(0), (expected**2).sum(0)])
 
 
