@@ -288,6 +288,10 @@ REFUSALS: Mapping[str, type[FedstatError]] = {
 """Errors that are transferred, by name."""
 
 
+LARGE = 2**16
+"""Bytes of an array from which it is worth not to copy it once more."""
+
+
 def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     """Pack a header of strings and named arrays.
 
@@ -305,7 +309,7 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
         value, begin = values[name], end
         end += value.nbytes
         content[name] = {"dtype": DTYPES[value.dtype], "shape": value.shape, "data_offsets": (begin, end)}
-        pieces.append(value.tobytes())
+        pieces.append(value.tobytes() if value.nbytes < LARGE else np.ascontiguousarray(value).data.cast("B"))
     head = _compact(content).encode()
     head = head.ljust(-(-len(head) // 8) * 8)
     return b"".join([len(head).to_bytes(8, "little"), head, *pieces])

@@ -65,10 +65,16 @@ def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
     Values that do not fit become 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; the sum
     is NaN or infinite if an element is.
     """
-    scaled = np.rint(X * 2.0**f)
-    squares = np.einsum("ij,ij->j", scaled, scaled)
-    # Beyond this the conversion is undefined; the sum of squares reports it to the caller.
-    out = np.where(np.abs(scaled) < 2.0**62, scaled, 0.0).astype(np.int64)
+    out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
+    for start in range(0, len(X), BLOCK):
+        rows = slice(start, start + BLOCK)
+        scaled = X[rows] * 2.0**f
+        np.rint(scaled, out=scaled)
+        own = np.einsum("ij,ij->j", scaled, scaled)
+        if not (own < 2.0**124).all():
+            # Beyond 2^62 the conversion is undefined; the sum of squares reports it to the caller.
+            scaled = np.where(np.abs(scaled) < 2.0**62, scaled, 0.0)
+        out[rows], squares = scaled, squares + own
     return out, squares
 
 

@@ -211,7 +211,7 @@ class SealedChannel:
         text states which, if known.
         """
         number = self._number(box)
-        header, sealed = box[: HEADER.size], box[HEADER.size :]
+        header, sealed = box[: HEADER.size], memoryview(box)[HEADER.size :]
         try:
             message = ChaCha20Poly1305(self._inward).decrypt(
                 _nonce(number), sealed, encode_parts(self._in, header)

@@ -121,7 +121,8 @@ class MatrixProduct:
         """SHA-256 of all terms that the sites and the dealer must share, including groups (n,)."""
         shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
         reported = (session, number, self.site_a, self.site_b, *map(str, shape))
-        return hashlib.sha256(join("fedstat product 1", *reported, group.astype("<i8").tobytes())).digest()
+        groups = group.astype("<i8").tobytes() if self.groups > 1 else b""
+        return hashlib.sha256(join("fedstat product 1", *reported, groups)).digest()
 
 
 @dataclass(frozen=True, slots=True)

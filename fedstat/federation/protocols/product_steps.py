@@ -19,7 +19,6 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from fedstat import codec
 from fedstat.errors import MessageError, SecurityError
@@ -131,7 +130,7 @@ class OpenProduct:
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are digests of the site's
     description of the product, and of the entities in its rows; there are `entities`, each possibly in
-    several rows; `count` counts its rows first; `opened` has the boxes that were read.
+    several rows; `count` counts its rows first; `opened` has the boxes that were read, with their content.
     """
 
     part: ProductPart
@@ -147,19 +146,22 @@ class OpenProduct:
     mask: bytes
     entities: int
     count: ProductCount | None = None
-    opened: dict[bytes, bytes] = field(default_factory=dict)
+    opened: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     def unseal(self, message: Array) -> bytes:
         """Open a box of the other site."""
         sealed = message.tobytes()
         # A box opens once; a step that is refused after this line may be requested again.
-        content = self.opened.get(sealed) or self.channel.open(sealed)
-        self.opened[sealed] = content
+        for known, content in self.opened:
+            if known == sealed:
+                return content
+        content = self.channel.open(sealed)
+        self.opened.append((sealed, content))
         return content
 
     def read(self, message: Array) -> MaskedOperand:
         """Read what the other site opened, where its marks are those of this one."""
-        product, content = self.part.product, self.unseal(message)
+        product, content = self.part.product, memoryview(self.unseal(message))
         content = self.own.compare(content, self.channel.site, self.part.peer)
         one = 1 if self.part.first else 0
         width, counted = (product.columns_a, product.columns_b)[one], self.part.supports[one]
@@ -168,8 +170,8 @@ class OpenProduct:
         check, columns, supports, marked = (content[a:b] for a, b in pairwise(ends))
         X = np.frombuffer(columns, dtype=np.int64).reshape(product.rows, width).copy()
         S = np.frombuffer(supports, dtype=WORD).reshape(product.rows, counted)
-        groups = len(pd.unique(self.group[self.own.both]))
-        marks = np.frombuffer(marked or self._unmarked(groups * width), dtype=np.uint8)
+        groups = len(distinct(self.group[self.own.both]))
+        marks = np.frombuffer(marked if len(marked) else self._unmarked(groups * width), dtype=np.uint8)
         return MaskedOperand(check, X, S, marks.reshape(groups, width, COLUMN_MARK))
 
     def _unmarked(self, count: int) -> bytes:
@@ -244,10 +246,17 @@ def read_part(text: str) -> ProductPart:
     return codec.from_json(ProductPart, text, "the description of a product", defaults=True)
 
 
-def check_positions(name: str, rows: Ints, n: int) -> None:
-    """Require positions below n that ascend, so that no entity counts twice."""
-    if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
-        raise MessageError(f"{name}: array 'rows' must ascend from 0 to {n - 1}")
+def check_positions(name: str, positions: Ints, n: int, array: str = "rows") -> None:
+    """Require positions below n that ascend, so that no entity, or column, counts twice."""
+    if len(positions) and (positions[0] < 0 or positions[-1] >= n or (np.diff(positions) <= 0).any()):
+        raise MessageError(f"{name}: array '{array}' must ascend from 0 to {n - 1}")
+
+
+def distinct(values: Ints) -> Ints:
+    """Return the distinct values: most often all, which ascend, or a single one."""
+    if len(values) < 2 or (values[1:] > values[:-1]).all():
+        return values
+    return values[:1] if values.min() == values.max() else np.unique(values)
 
 
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
@@ -315,17 +324,18 @@ def open_product(
     data: SiteData,
     state: State,
     text: str,
-    rows: Ints,
-    group: Ints,
     dealt: Array,
+    rows: Ints | None = None,
+    group: Ints | None = None,
     both: Bools | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Send the other site this site's columns less a random table.
 
-    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
-    pattern of each: both sites send each other a mark of these and of who the rows are, and share nothing
-    unless they agree. Where means are filled in, `both` (n,) says of which rows both sites have records,
-    and they show each other which they have. For `dealt` see :func:`read_deal`.
+    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, by default all, and
+    `group` (n,) the pattern of each, by default one of all: both sites send each other a mark of these and of
+    who the rows are, and share nothing unless they agree. Where means are filled in, `both` (n,) says of
+    which rows both sites have records, and they show each other which they have. For `dealt` see
+    :func:`read_deal`.
     """
     part = read_part(text)
     own, peer = (part.product.site_a, part.product.site_b)[:: 1 if part.first else -1]
@@ -334,6 +344,8 @@ def open_product(
     state.report(part.dealt_by(part.dealer))
     keys = keys_of(state)
     places = rows_of(state, part.columns)
+    rows = np.arange(len(places)) if rows is None else rows
+    group = np.zeros(len(rows), dtype=np.int64) if group is None else group
     check_positions(data.name, rows, len(places))
     check_lengths(data.name, group=(group, len(rows)))
     if planned is not None:
@@ -343,6 +355,7 @@ def open_product(
     shared = mine if both is None else both
     check_lengths(data.name, both=(shared, len(rows)))
     X, units = columns_of(data, state, part.columns)
+    X = X if len(rows) == len(X) else X[rows]  # ascending positions of all rows are all rows
     seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
     count = None
@@ -350,11 +363,11 @@ def open_product(
         count = count_rows(supports_of, data, state, part, rows, shared, seed_of_count(seed, digest))
     seed = secure.bind_seed(seed, digest)
     if X.dtype == np.int64:  # shares of an earlier product are words already
-        encoded = X[rows]
+        encoded = X
     elif planned is None:
-        encoded = secure.encode_columns(X[rows], part.bits, data.name)
+        encoded = secure.encode_columns(X, part.bits, data.name)
     else:  # with noise, rows that are too large are never reported: no charge would pay for it
-        encoded = encode(X[rows], part.bits)[0]
+        encoded = encode(X, part.bits)[0]
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = SealedChannel(keys, part.peer, f"open {part.number}")
     # Both sites derive one mask, which cancels in the sum of their shares and hides each of them.
@@ -373,17 +386,17 @@ def open_product(
         units=units,
         channel=channel,
         mask=mask,
-        entities=len(pd.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
+        entities=len(distinct(of_table[mine])) + int(np.count_nonzero(~mine)),
         count=count,
     )
     state.keep(f"{OPENED}{part.number}", held)
-    content = held.own.content + checked.opened() + opened.tobytes()
+    content = b"".join((held.own.content, checked.opened(), opened.data))
     if count is not None:
         content += open_supports(count.supports, count.seed)
     # Marks of columns reveal which are the same: for sums with noise, more than was charged.
     if data.policy.discrete == "bits" and planned is None:
         secret = data.trust.identity.secret("column marks")
-        content += column_fingerprints(X[rows][shared], group[shared], secret)
+        content += column_fingerprints(X[shared], group[shared], secret)
     return {"opened": as_bytes(channel.seal(content))}, ""
 
 
@@ -541,7 +554,7 @@ def as_bytes(message: bytes) -> Array:
 
 PART = control("shape and names of a product of two sites' columns")
 GROUP = presence("missing pattern of the entities that both have", dtype="int64")
-ROWS = presence("which of its entities both have", dtype="int64")
+ROWS = presence("which of its entities both have, if not all", dtype="int64", optional=True)
 BOTH = presence("of which both have records, where means are filled in", dtype="bool", optional=True)
 SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other site", dtype="uint8")
 SEALED_COUNT = ArrayDeclaration(
@@ -614,7 +627,8 @@ def product_steps(
         ),
         "open_product": Step(
             partial(open_product, columns_of, rows_of, supports_of, planned),
-            {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
+            {"rows": ROWS, "group": replace(GROUP, optional=True), "dealt": DEALT}
+            | ({"both": BOTH} if fills else {}),
             {"opened": replace(SEALED, behind=(ProductDealer,), unpaid=HIDDEN if noisy else "")},
             PART,
         ),

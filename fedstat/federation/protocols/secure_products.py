@@ -184,7 +184,7 @@ class ProductRun:
     ) -> ProductRun:
         """Find the entities that both have."""
         a, b = sides
-        common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
+        common, at_a, at_b = shared_positions(a.present, b.present)
         # Positions among the rows of each site; some rows may count as missing.
         rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
         filled = not (a.own is None and b.own is None)
@@ -239,14 +239,14 @@ class ProductRun:
     def open_requests(self, dealt: tuple[Array, Array]) -> list[Request]:
         """Ask both sites for what they show each other."""
         texts = self.describe(True), self.describe(False)
-        more = {} if self.both is None else {"both": self.both}
-        request = zip(self.sides, texts, self.rows, dealt, strict=True)
-        return [
-            self.product_session.request(
-                side.site, "open_product", text, rows=rows, group=self.group, dealt=one, **more
-            )
-            for side, text, rows, one in request
-        ]
+        shared: dict[str, Array] = {} if self.both is None else {"both": self.both}
+        if self.group.any():
+            shared["group"] = self.group
+        requests = []
+        for side, text, rows, one in zip(self.sides, texts, self.rows, dealt, strict=True):
+            own = shared if len(rows) == len(side.code) else {"rows": rows, **shared}
+            requests.append(self.product_session.request(side.site, "open_product", text, dealt=one, **own))
+        return requests
 
     def share_requests(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Request]:
         """Hand each site what the other showed, and ask for its share, or that it keeps it."""
@@ -269,6 +269,13 @@ class ProductRun:
         if "units" in a.arrays:
             products = products * np.outer(a.arrays["units"], b.arrays["units"])
         return PairProduct(*self.sides, products, self.dealer)
+
+
+def shared_positions(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the entities that are in both of two ascending lists, and where they are in each."""
+    if np.array_equal(a, b):
+        return a, (every := np.arange(len(a))), every
+    return np.intersect1d(a, b, assume_unique=True, return_indices=True)
 
 
 def open_runs(runs: Sequence[ProductRun]) -> FitProtocol[list[Reply]]:

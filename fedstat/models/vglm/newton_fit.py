@@ -318,7 +318,7 @@ def refit_apart(
     """Maximize the likelihood on the support over other entities."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
-    H = yield from oracle.hessian(first)
+    H = yield from oracle.hessian(first, np.flatnonzero(np.append(True, support)))
     return (yield from refit_support(oracle, first, H, support, units, distribution))
 
 
@@ -344,7 +344,7 @@ def refit_support(
     # Without one at the estimate there is no covariance; an approximate one would be too optimistic.
     if layout.most_grams <= oracle.grams:
         return None
-    H = yield from oracle.hessian(found.point)
+    H = yield from oracle.hessian(found.point, at)
     info = layout.nobs * H[np.ix_(at, at)]
     turn = np.linalg.pinv(oracle.turn[np.ix_(at, at)])
     require_bounded(turn.T @ info @ turn, [names[i] for i in at])

@@ -119,17 +119,25 @@ class PathFollower:
                 costs.append(-self.oracle.points)
                 known[target], _ = yield from self.follow_proposal(target, b[target], known, point, H)
                 costs[-1] += self.oracle.points
-                found = known[target]
+                found, near = known[target], self._is_near(b[target], known[target].point, H)
                 b[target], loss[target], kkt[target] = found.point.b, found.point.loss, found.violation
                 proposed, solved = self.select.values(path), self.select.values(self.path(b, loss, kkt))
                 self.errors.append(float(solved[target] - proposed[target]))
                 line.step()
                 if target == place or solved[target] < solved[place]:
                     point = found.point
-                    if self.oracle.left > 0 and len(self.lambdas) > 1:
+                    # A Hessian that predicted this solution serves its neighbors, too; the degrees of freedom
+                    # of a ridge penalty are those of the Hessian.
+                    serves = near and path.df is None
+                    if self.oracle.left > 0 and len(self.lambdas) > 1 and not serves:
                         self.H = H = yield from self.oracle.hessian(point)
         # It would continue: the solved fits are the path.
         return self._solved_path(known | ends)
+
+    def _is_near(self, proposed: Floats, solved: LossPoint, H: Floats) -> bool:
+        """Return whether a proposal (p + 1,) is as near to the solution as the model can be trusted."""
+        d = solved.b - proposed
+        return bool(np.sqrt(d @ H @ d) <= NEARBY_TOLERANCE)
 
     def _affordable(self, costs: Sequence[int]) -> bool:
         """Whether rows cannot be solved for after one more solution and the refit, or already now.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +34,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.distributions import OUTSIDE, respond_at
 from fedstat.models.vglm.steps import WEIGHTED
 from fedstat.progress_line import ProgressLine, open_line
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
 # Sums of the response for Newton's method: released once, so that residuals stay with its holder.
@@ -121,20 +121,41 @@ def request_response_sums(
 
 
 def request_weighted_gram(
-    layout: Layout, weight: Floats, product_session: SecureProductSession
+    layout: Layout, weight: Floats, columns: Bools, product_session: SecureProductSession
 ) -> FitProtocol[tuple[Floats, dict[tuple[str, str], str]]]:
-    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; also return the dealers."""
+    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; also return the dealers.
+
+    Products of `columns` (p,) alone are requested; all others are zero.
+    """
+    chosen = np.append(True, columns)
+    ends = np.cumsum(chosen)
     every = np.ones((1, len(layout.sites)), dtype=bool)
-    sides = product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
-    products = np.zeros((1, layout.p + 1, layout.p + 1))
+    sides = [
+        replace(side, place=slice(int(ends[side.place.start - 1]), int(ends[side.place.stop - 1])))
+        for side in product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
+    ]
+    sides = [side for side in sides if side.width]
+    products = np.zeros((1, ends[-1], ends[-1]))
     products[0, 0, 0] = weight.sum()
     # For a canonical link, weights depend only on linear predictors, and reveal nothing about the response.
-    replies = yield [product_session.request(side.site, "weigh", weight=weight) for side in sides]
+    replies = yield [
+        product_session.request(
+            side.site, "weigh", weight=weight, **_some(columns[layout.places()[side.site]])
+        )
+        for side in sides
+    ]
     for side, reply in zip(sides, replies, strict=True):
         products[0, 0, side.place] = reply.arrays["sums"]
         products[0, side.place, side.place] = reply.arrays["gram"]
     dealers = yield from multiply_between_sites(layout, sides, products, product_session)
-    return symmetrized(products)[0] / layout.n, dealers
+    H = np.zeros((layout.p + 1, layout.p + 1))
+    H[np.ix_(chosen, chosen)] = symmetrized(products)[0] / layout.n
+    return H, dealers
+
+
+def _some(chosen: Bools) -> dict[str, Ints]:
+    """Return the positions of chosen columns of a site, unless it is asked for all."""
+    return {} if chosen.all() else {"columns": np.flatnonzero(chosen)}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -237,10 +258,15 @@ class LossOracle:
         case = self.layout.relative
         return case * residual, case * weight
 
-    def hessian(self, point: LossPoint) -> FitProtocol[Floats]:
-        """Obtain the information divided by n at a point."""
+    def hessian(self, point: LossPoint, at: Ints | None = None) -> FitProtocol[Floats]:
+        """Obtain the information divided by n at a point: for all of b, or only for its coordinates `at`."""
         self.left, self.grams = self.left - 1, self.grams + 1
-        H, dealers = yield from request_weighted_gram(self.layout, point.weight, self.product_session)
+        columns = np.ones(self.layout.p, dtype=np.bool_)
+        if at is not None:
+            columns = (self.T[:, at[at > 0] - 1] != 0.0).any(axis=1)
+        H, dealers = yield from request_weighted_gram(
+            self.layout, point.weight, columns, self.product_session
+        )
         self.dealers = {**self.dealers, **dealers}
         return self.unit**2 * self.turned(H)
 
@@ -307,7 +333,7 @@ class ProximalNewton:
             while True:
                 if (yield from oracle.masked(self._descend())):
                     return self.found
-                self.H = yield from oracle.hessian(self.point)
+                self.H = yield from oracle.hessian(self.point, self.at)
                 self.fresh = True
 
     def _descend(self) -> FitProtocol[bool]:

@@ -19,6 +19,7 @@ from fedstat.federation.disclosure.facts import (
 from fedstat.federation.disclosure.family import ONE_OWNER, include, state_without_terms, step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, per_entity
+from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
 from fedstat.kernels.penalized.path import lambda_max
@@ -87,27 +88,37 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
 @step(
     FAMILY,
     "share_product sum_scores weigh",
-    takes={"weight": per_entity("weight of each entity in a Newton step", dtype="float64", weighs="weights")},
+    takes={
+        "weight": per_entity("weight of each entity in a Newton step", dtype="float64", weighs="weights"),
+        "columns": control("positions of the columns, if not all", dtype="int64", optional=True),
+    },
     releases={
         "sums": aggregate("weighted sums of the columns"),
         "gram": aggregate("weighted sums of products of the columns", 2),
     },
     rows_behind=WEIGHTED_FACTS,
 )
-def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
-    """Receive row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
+def weigh(data: SiteData, state: State, weight: Floats, columns: Ints | None = None) -> dict[str, Array]:
+    """Receive row weights; release the weighted sums of the columns (p,) and of their products (p, p).
+
+    Of some `columns` alone, if given; their products with columns of other sites are those requested next.
+    """
     staged = staged_block(state)
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
     every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
+    if columns is not None:
+        check_positions(data.name, columns, p, "columns")
+    X = staged.X if columns is None else np.ascontiguousarray(staged.X[:, columns])
     # The Gram matrix of a fold has weights of zero elsewhere, and depends only on the fold.
     of_fold = np.where(weight > 0.0, 0, -1)
     require_groups(data.name, of_fold, 1, p * (p + 1), p)
     state.report(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
     state.count_entities(int(np.count_nonzero(weight)))
     staged.weight, staged.grams = weight, staged.grams + 1
-    return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
+    staged.weighted = np.sqrt(weight)[:, None] * X
+    return {"sums": column_sums(X, weight), "gram": gram(X, weight)}
 
 
 def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
@@ -115,7 +126,7 @@ def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
     staged = staged_block(state)
     if not len(staged.weight):
         raise MessageError(f"{data.name}: there are no columns '{WEIGHTED}' in this session")
-    return np.asarray(np.sqrt(staged.weight)[:, None] * staged.X)
+    return staged.weighted
 
 
 def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:

@@ -200,3 +200,31 @@ def test_responses_of_another_kind_are_refused():
         make_model(table, family=FAMILIES["binary"]).fit()
     with pytest.raises(ModelError, match="exchange='admm' does not release"):
         model_of("binary").fit(select="cv", exchange="admm")
+
+
+def test_products_for_standard_errors_are_those_of_selected_columns_alone():
+    model = model_of("binary", penalty="lasso")
+    result = model.fit(lam=0.05)
+    chosen = result.params.index[result.params != 0.0].drop("Intercept")
+    assert 0 < len(chosen) < 12
+    frame = result.ledger.to_frame()
+    grams = frame[(frame["step"] == "weigh") & (frame["array"] == "gram")]
+    assert set(grams["sender"]) == {"Clinic", "Registry"}  # the coordinator's own site sends nothing
+    for site, shapes in grams.groupby("sender")["shape"]:
+        # At first of all, at the estimate of those that were selected: none of a site without any.
+        selected = sum(name.split("[")[0] in COLUMNS[site] for name in chosen)
+        sizes = [shape[0] for shape in shapes]
+        assert sizes[0] == dict(zip(model.layout.sites, model.layout.sizes, strict=True))[site]
+        assert sizes[0] > selected
+        assert sizes[-1] == (selected or sizes[0])
+    # Standard errors are those of the likelihood on these columns.
+    X = sm.add_constant(pooled_columns(TABLES["binary"], list(chosen)))
+    pooled = sm.GLM(TABLES["binary"]["y"].to_numpy(), X, family=sm.families.Binomial()).fit(tol=1e-12)
+    np.testing.assert_allclose(result.refit.bse[["Intercept", *chosen]], pooled.bse, rtol=1e-6)
+
+
+def test_the_site_refuses_columns_that_it_lacks_or_that_repeat():
+    _, put = staged_site()
+    for columns in ([0, 0], [1, 0], [-1], [4]):
+        with pytest.raises(MessageError, match="array 'columns' must ascend from 0 to 3"):
+            put("weigh", weight=np.ones(400), columns=np.array(columns))

@@ -17,7 +17,7 @@ from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.facts import GroupSums, SummedColumns
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import check_allocation, check_lengths
-from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.federation.protocols.product_steps import check_positions, distinct
 from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
 from fedstat.federation.tables.supports import Supports
 from fedstat.federation.tables.table import entities_of
@@ -84,7 +84,7 @@ class ProductHistory:
 
     def add(self, product: str, columns: int, code: Ints) -> None:
         """Note a product over groups, (n,); a repeated product counts once."""
-        self.products[product] = dict.fromkeys(np.unique(code[code >= 0]).tolist(), columns)
+        self.products[product] = dict.fromkeys(distinct(code[code >= 0]).tolist(), columns)
 
     def add_marked(self, data: SiteData, code: Ints, rows: Ints, marks: Array) -> Callable[[], None]:
         """Note columns by group, (n,), of rows of the table: marks (groups, q, bytes), groups ascending.
@@ -155,13 +155,14 @@ class StandardizedBlock:
 
     `keep` (n_seen,) are the rows of the opened block that take part. `held` (n,) are the rows of X that are
     the site's own; others are mean-imputed, and hide nothing. `weight` (n,) are the latest row weights, empty
-    before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
-    columns of few values, `other_columns` those of others that were multiplied with these. `table_rows` (n,)
-    are the rows of the site's table, -1 for imputed ones; `groups_judged` are digests of the rows over which
-    the columns were summed. If not all columns count as observed in all rows, the others are zero there,
-    `alike` (n,) numbers the rows' sets of columns and `counts` (p,) the rows that have each; `seen` (rows of
-    the table that take part, p) states which columns count as observed. `case` (n,) are weights that entities
-    have in the data. `supports` are those of the columns, after the first product.
+    before the first, `weighted` (n, q) some of the columns times their roots, and `grams` counts the weighted
+    Gram matrices that were released. `detail` has the columns of few values, `other_columns` those of others
+    that were multiplied with these. `table_rows` (n,) are the rows of the site's table, -1 for imputed ones;
+    `groups_judged` are digests of the rows over which the columns were summed. If not all columns count as
+    observed in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
+    `counts` (p,) the rows that have each; `seen` (rows of the table that take part, p) states which columns
+    count as observed. `case` (n,) are weights that entities have in the data. `supports` are those of the
+    columns, after the first product.
     """
 
     X: Floats
@@ -170,6 +171,7 @@ class StandardizedBlock:
     keep: Bools
     held: Bools
     weight: Floats = field(default_factory=lambda: np.empty(0))
+    weighted: Floats = field(default_factory=lambda: np.empty((0, 0)))
     grams: int = 0
     detail: ColumnCardinality = PLAIN
     other_columns: ProductHistory = field(default_factory=ProductHistory)
@@ -252,9 +254,9 @@ def by_case(case: Floats | None, n: int) -> Floats:
 def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColumns:
     """Return columns by group, (n,), without groups that were `judged` for an earlier product."""
     new = np.array(code)
-    for group in np.unique(code[code >= 0]):
-        rows = np.flatnonzero(code == group)
-        digest = hashlib.sha256(rows.tobytes()).digest()
+    for group in distinct(code[code >= 0]):
+        rows = code == group
+        digest = hashlib.sha256(np.packbits(rows).tobytes()).digest()
         if digest in judged:
             new[rows] = -1
         judged[digest] = True

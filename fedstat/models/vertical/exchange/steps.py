@@ -67,6 +67,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 BLOCK, RESPONSE = "block", "response"
 SUMMED, RESPONSES = "rows summed", "responses summed"
 """Keys under which the checks record what was summed."""
+SCALED = "scaled columns"
+"""Key of the latest columns that are not standardized: as they are, with a mean square of one, and units."""
 ColumnSource: TypeAlias = Callable[[SiteData, State, str], Floats]
 WeightSource: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 
@@ -284,10 +286,14 @@ def columns_of(
     if name not in rules.columns:
         raise MessageError(f"{data.name}: there are no columns '{which}' in this session")
     columns = rules.columns[name](data, state, whom)
-    # Columns with a mean square of one fit fixed-point numbers without a declared largest value.
-    units = np.sqrt(np.mean(columns**2, axis=0))
-    units[units == 0.0] = 1.0
-    return columns / units, units
+    latest = state.look_at(SCALED) if SCALED in state else None
+    if latest is None or latest[0] is not columns:  # products with several sites have the same columns
+        # Columns with a mean square of one fit fixed-point numbers without a declared largest value.
+        units = np.sqrt(np.einsum("ij,ij->j", columns, columns) / len(columns))
+        units[units == 0.0] = 1.0
+        latest = columns, columns / units, units
+        state.keep(SCALED, latest)
+    return latest[1], latest[2]
 
 
 def supports_of(rules: ExchangeRules, data: SiteData, state: State, which: str) -> Supports:
