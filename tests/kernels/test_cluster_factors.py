@@ -12,7 +12,7 @@ RNG = np.random.default_rng(3)
 
 
 def draw(p, rows, G=40):
-    """Scores and information of clusters of so many rows; one more cluster has full rank in all."""
+    """Scores and information of clusters with these numbers of rows, and the inverse of their sum."""
     score, information = np.empty((G, p)), np.empty((G, p, p))
     scales = 10.0 ** RNG.uniform(-3.0, 3.0, p)
     for g in range(G):

@@ -572,7 +572,7 @@ class RowFingerprints:
         """The values for the other site, sealed."""
         return self.reported + self.entities + np.packbits(self.own).tobytes()
 
-    def compare(self, content: bytes, site: str, peer: str) -> bytes:
+    def compare(self, content: memoryview, site: str, peer: str) -> memoryview:
         """Compare the other site's digests with these, and return the content after them.
 
         A SecurityError if that site received another product or other groups, or has rows of other entities.
@@ -590,7 +590,7 @@ class RowFingerprints:
             )
         return content[len(self.content) :]
 
-    def of_same_entities(self, content: bytes) -> bool:
+    def of_same_entities(self, content: memoryview) -> bool:
         """Whether rows are of the same entities in the same order: a product would mix them otherwise."""
         # If both have an entity, neither may learn that the other lacks it.
         shared = np.array_equal(self.own & read_own_rows(content, len(self.own)), self.both) or not len(
@@ -604,7 +604,7 @@ def keyed_digest(key: bytes, *parts: str | bytes) -> bytes:
     return hmac.digest(key, encode_parts(*parts), "sha256")[:MARK]
 
 
-def read_own_rows(content: bytes, n: int) -> Bools:
+def read_own_rows(content: memoryview, n: int) -> Bools:
     """Read which of n rows the other site has records of."""
     reported = np.frombuffer(content[2 * MARK : 2 * MARK + (n + 7) // 8], dtype=np.uint8)
     return np.unpackbits(reported, count=n).astype(np.bool_)

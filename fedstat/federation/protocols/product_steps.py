@@ -161,7 +161,7 @@ class OpenProduct:
 
     def read(self, message: Array) -> MaskedOperand:
         """Read what the other site opened, where its marks are those of this one."""
-        product, content = self.part.product, memoryview(self.unseal(message))
+        product, content = self.part.product, memoryview(self.unseal(message))  # slices are not copied
         content = self.own.compare(content, self.channel.site, self.part.peer)
         one = 1 if self.part.first else 0
         width, counted = (product.columns_a, product.columns_b)[one], self.part.supports[one]
@@ -172,7 +172,7 @@ class OpenProduct:
         S = np.frombuffer(supports, dtype=WORD).reshape(product.rows, counted)
         groups = len(distinct(self.group[self.own.both]))
         marks = np.frombuffer(marked if len(marked) else self._unmarked(groups * width), dtype=np.uint8)
-        return MaskedOperand(check, X, S, marks.reshape(groups, width, COLUMN_MARK))
+        return MaskedOperand(bytes(check), X, S, marks.reshape(groups, width, COLUMN_MARK))
 
     def _unmarked(self, count: int) -> bytes:
         """Make marks for this product alone: columns without marks count again each time."""

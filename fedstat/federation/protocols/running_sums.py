@@ -169,10 +169,10 @@ def take_columns(
     check_lengths(data.name, rows=(rows, part.product.rows))
     every = rows_of(state)
     check_positions(data.name, rows, len(every))
-    content, of_table = channel_of(part, keys).open(opened.tobytes()), every[rows]
+    content, of_table = memoryview(channel_of(part, keys).open(opened.tobytes())), every[rows]
     both = read_own_rows(content, len(rows))
     marks = mark_rows(data, part, keys, part.digest(keys, NO_GROUPS), of_table, both, np.ones_like(both))
-    opened = np.frombuffer(marks.compare(content, data.name, part.peer), dtype=np.int64)
+    opened = np.frombuffer(bytes(marks.compare(content, data.name, part.peer)), dtype=np.int64)
     E = opened.reshape(part.product.shape_a)
     Z = np.frombuffer(share, dtype=np.int64).reshape(part.product.shape[1:])
     state.keep(f"taken {part.number}", TakenColumns(part, seed, E, Z, rows, of_table, keys))

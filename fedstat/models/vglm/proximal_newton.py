@@ -153,8 +153,8 @@ def request_weighted_gram(
     return H, dealers
 
 
-def _some(chosen: Bools) -> dict[str, Ints]:
-    """Return the positions of chosen columns of a site, unless it is asked for all."""
+def _some(chosen: Bools) -> dict[str, Any]:
+    """Return the positions of chosen columns of a site, or nothing for all of them."""
     return {} if chosen.all() else {"columns": np.flatnonzero(chosen)}
 
 

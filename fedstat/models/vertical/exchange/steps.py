@@ -68,7 +68,7 @@ BLOCK, RESPONSE = "block", "response"
 SUMMED, RESPONSES = "rows summed", "responses summed"
 """Keys under which the checks record what was summed."""
 SCALED = "scaled columns"
-"""Key of the latest columns that are not standardized: as they are, with a mean square of one, and units."""
+"""Key of the latest columns that are not standardized, the same at a mean square of one, and units."""
 ColumnSource: TypeAlias = Callable[[SiteData, State, str], Floats]
 WeightSource: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 
