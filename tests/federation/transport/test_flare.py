@@ -84,7 +84,33 @@ def mixed(partition):
     return fs.FederatedMixed.from_formula("num ~ sex + (1 | age)", partition).fit()
 
 
-FITS = (logistic, averaged, ordered, unordered, equations, times, common_times, mixed)
+def treated(partition):
+    return fs.TreatmentEffect.from_formula("num ~ age", partition, treatment="C(sex) ~ age").fit()
+
+
+def weighted_times(partition):
+    model = fs.FederatedCox.from_formula("Surv(age, num > 0) ~ sex", partition, weights=treated(partition))
+    return model.fit()
+
+
+def weighted(partition):
+    model = fs.GLORE.from_formula("num > 0 ~ sex", partition, weights=treated(partition))
+    return model.fit()
+
+
+FITS = (
+    logistic,
+    averaged,
+    ordered,
+    unordered,
+    equations,
+    times,
+    common_times,
+    mixed,
+    treated,
+    weighted_times,
+    weighted,
+)
 
 
 def moments(partition):
@@ -120,6 +146,16 @@ def analysis(federation):
 def test_several_fits_in_one_job_are_the_same_to_the_bit(analysis, fit):
     partition, _, transport = analysis
     assert_identical(fit(connected(partition, transport)), fit(partition))
+
+
+def test_effects_on_times_are_the_same(analysis):
+    partition, _, transport = analysis
+    there, here = (
+        fs.SurvivalEffect.from_formula("Surv(age, num > 0) ~ 1", one, treatment="C(sex) ~ cp").fit()
+        for one in (connected(partition, transport), partition)
+    )
+    np.testing.assert_array_equal(there.tidy()["estimate"], here.tidy()["estimate"])
+    np.testing.assert_array_equal(there.tidy()["std_error"], here.tidy()["std_error"])
 
 
 def test_curves_are_the_same(analysis):
