@@ -73,5 +73,5 @@ def require_same_rows(models: Sequence[FittedPropensity], agreement: RowsSchema)
         raise ModelError(
             f"weights: at site {site!r} the propensity model of {one.weights.arm!r} has "
             f"{one.rows.get(site, 0):,} rows, and this model {here.get(site, 0):,}. Both need the same rows: "
-            f"the argument complete of the TreatmentEffect takes the columns of this model, {list(columns)}"
+            f"the argument complete of each takes the columns of the other, of this model {list(columns)}"
         )
