@@ -41,7 +41,7 @@ def fit():
 @pytest.fixture(scope="module")
 def redrawn(fit):
     rng = np.random.default_rng(1)
-    return [redraw(fit._fit, rng) for _ in range(80)]
+    return [redraw(fit._fit, rng) for _ in range(40)]
 
 
 def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit, redrawn):
@@ -49,9 +49,9 @@ def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit, redrawn):
     i, j = fit.columns.index("x"), fit.columns.index("u")
     # Near zero a correlation of continuous columns has the variance 1 / n, and its noise to first order.
     expected = np.hypot(1.0 / np.sqrt(N), fit.noise.loc["x", "u"])
-    assert drawn[:, i, j].std() == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 80))
+    assert drawn[:, i, j].std() == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 40))
     assert drawn[:, i, j].mean() == pytest.approx(
-        fit.correlation.loc["x", "u"], abs=4 * expected / np.sqrt(80)
+        fit.correlation.loc["x", "u"], abs=4 * expected / np.sqrt(40)
     )
 
 
@@ -62,7 +62,7 @@ def test_noise_is_in_the_spread(fit, redrawn):
     p = fit._fit.margins[b].probabilities[1]
     deviation = np.sqrt(fit._fit.plan.margins_requested("A").of_levels / 2) / N
     expected = np.hypot(np.sqrt(p * (1 - p) / N), deviation)
-    assert np.std(shares) == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 80))
+    assert np.std(shares) == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 40))
 
 
 def test_tables_are_combined(fit):

@@ -12,7 +12,7 @@ from fedstat.errors import NotAvailableError
 @pytest.fixture(scope="module")
 def tested():
     return {
-        shape: fit(draw(shape, np.random.default_rng(4)), 30.0, draws=30, polish=1)
+        shape: fit(draw(shape, np.random.default_rng(4)), 30.0, draws=15, polish=1)
         for shape in ("copula", "humps")
     }
 
