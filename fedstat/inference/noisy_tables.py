@@ -47,6 +47,8 @@ MOST_CORRELATED = 0.9999
 """Correlation to which noise is cut."""
 DRAWS, MOST_SHORTENED = 20_000, 20.0
 """Normal rows that show the bias of shortened rows, and the mean square of a column beyond which none is."""
+CLEAR_MISSING = 2.0
+"""Deviations of noise on all counts together beyond which rows are missing."""
 STEP = 0.5
 """Rows by which a count is changed to find the slope of a statistic."""
 
@@ -60,13 +62,16 @@ def normal_quantile(alpha: float) -> float:
 # Counts of cells.
 
 
-def consistent_counts(noisy: Floats) -> Ints:
-    """Return whole numbers of zero or more, near noisy counts of any shape and with their sum.
+def consistent_counts(noisy: Floats, deviation: float, rows: int) -> Ints:
+    """Return whole numbers of zero or more, near noisy counts of any shape, that add up to `rows` at most.
 
-    The nearest vector with this sum is rounded by the largest remainders. The sum has no bias; a cell without
-    rows has one, as any count above zero.
+    They add up to all rows, unless more are missing than noise of a `deviation` on each count explains; then
+    they have the noisy sum. The nearest vector with this sum is rounded by the largest remainders. A cell
+    without rows has a bias, as any count above zero.
     """
     total = max(round(float(noisy.sum())), 0)
+    if total > rows - CLEAR_MISSING * deviation * math.sqrt(noisy.size):
+        total = rows
     if not total:
         return np.zeros(noisy.shape, dtype=np.int64)
     nearest = project_simplex(noisy.ravel().astype(np.float64), float(total))

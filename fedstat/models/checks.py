@@ -304,6 +304,8 @@ def check_layout(model: str, partition: object, layout: str, *others: str) -> No
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a word that is not one of the choices."""
+    if not len(choices):
+        raise ModelError(f"{name}: there is none to choose here; leave the argument out")
     if value not in choices:
         raise ModelError(f"{name}: expected one of {', '.join(map(repr, choices))}, received {value!r}")
 

@@ -492,6 +492,12 @@ FITS: dict[str, Fit] = {
         "M2SEM", "clusters", lambda p: fs.M2SEM.search(p, n_clusters=[1, 2], n_factors=[0], n_init=1)
     ),
     "copula": Fit("CopulaSynthesizer", "budget", lambda p: fs.CopulaSynthesizer(p, 30.0, BOUNDS), {}),
+    "copula over rows": Fit(
+        "CopulaSynthesizer",
+        "budget of rows",
+        lambda p: fs.CopulaSynthesizer(p, 30.0, WITH_NOISE["bounds"], columns=["x", "z", "g", "y"]),
+        {},
+    ),
     "copula published": Fit(
         "CopulaSynthesizer",
         "complete columns",
@@ -510,6 +516,16 @@ FITS: dict[str, Fit] = {
             epsilon=50.0,
             bounds=BOUNDS,
             family=BINOMIAL,
+        )
+    ),
+    "private glm over rows": noisy(
+        of(
+            "PrivateCopulaGLM",
+            "budget of rows",
+            "y ~ x + z",
+            {"draws": 20},
+            epsilon=50.0,
+            bounds=WITH_NOISE["bounds"],
         )
     ),
     "audit": by(

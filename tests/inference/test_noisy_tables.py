@@ -71,14 +71,21 @@ def test_the_covariance_is_that_of_the_noise():
 def test_consistent_counts_add_up():
     random = np.random.default_rng(2)
     for noisy in (random.normal(3.0, 9.0, (4, 5)), random.normal(-9.0, 1.0, (3, 3)), np.zeros((1, 1))):
-        found = consistent_counts(noisy)
+        found = consistent_counts(noisy, 1.0, 10_000)
         assert found.dtype == np.int64 and found.min() >= 0
         assert found.sum() == max(round(noisy.sum()), 0)
+        assert consistent_counts(noisy, 1.0, 20).sum() <= 20
     exact = random.integers(0, 50, (6, 2))
-    np.testing.assert_array_equal(consistent_counts(exact.astype(float)), exact)
+    np.testing.assert_array_equal(consistent_counts(exact.astype(float), 0.0, int(exact.sum())), exact)
+    # All rows, unless more are missing than the noise of all counts explains: 2 x 1 x 4^1/2.
+    counts = np.array([30.0, 20.0, 40.0, 10.0])
+    assert [int(consistent_counts(counts, 1.0, rows).sum()) for rows in (90, 103, 104, 120)] == [
+        *(90, 103),
+        *(100, 100),
+    ]
     # The nearest vector on the simplex, by its optimality condition: cells above zero are shifted alike.
     noisy = random.normal(40.0, 60.0, 30)
-    found = consistent_counts(noisy)
+    found = consistent_counts(noisy, 0.0, 100_000)
     shift = (noisy - found)[found > 0]
     assert np.ptp(shift) < 2.0 and noisy[found == 0].max() < shift.max() + 1.0
 

@@ -96,8 +96,9 @@ def _count_frame(
     noisy = sums.counts(0)
     if drawn == "histogram":  # groups are columns
         noisy = noisy.T
-    frame = pd.DataFrame(consistent_counts(noisy), index=index, columns=names)
-    missing = max(model.partition.n_entities - int(frame.to_numpy().sum()), 0)
+    n = model.partition.n_entities
+    frame = pd.DataFrame(consistent_counts(noisy, sums.of_rows, n), index=index, columns=names)
+    missing = n - int(frame.to_numpy().sum())
     limits = partial(count_limits, noisy, sums.of_rows)
     return table_frame(frame, drawn, missing=missing, limits=limits, **release.attrs())
 
@@ -244,8 +245,8 @@ def _table_one(
     found = tuple(_variable(name, parts[place], sums, place, n) for place, name in enumerate(names, first))
     every = Groups((), None, 0, ())
     if groups:
-        sizes = consistent_counts(sums.counts(0)[0]).astype(np.float64)
-        unknown = _absent(n, sizes, sums.of_rows)
+        sizes = _rows(sums.counts(0)[0], sums.of_rows, n)
+        unknown = n - int(sizes.sum())
         every = Groups(tuple(map(str, groups[0].levels)), sizes, unknown, names)
     noise = (release.epsilon, release.delta)
     return TableOne(found, by, every, n, False, False, [release.ledger], noise=noise)
@@ -256,9 +257,8 @@ def _variable(name: str, part: TablePart, sums: NoisyTableSums, place: int, n: i
     figures: dict[str, Any]
     if part.kind == "cells":
         noisy, deviation = sums.counts(place), sums.of_rows
-        counts = consistent_counts(noisy).astype(np.float64)
+        counts = _rows(noisy, deviation, n)
         rows, levels = counts.sum(axis=1), tuple(map(str, part.columns[0].levels))
-        own = deviation * math.sqrt(counts.shape[1])
         noise = VariableNoise(
             deviation=deviation,
             counts=np.array(count_limits(noisy, deviation, 0.05)),
@@ -267,7 +267,7 @@ def _variable(name: str, part: TablePart, sums: NoisyTableSums, place: int, n: i
         figures = {"levels": levels, "counts": counts}
     elif part.kind == "moments":
         (low, high), moments = part.columns[0].edges, sums.moments(place)
-        half, rows, own = (high - low) / 2.0, np.nan_to_num(moments.rows), sums.of_rows
+        half, rows = (high - low) / 2.0, _rows(np.nan_to_num(moments.rows), sums.of_rows, n)
         noise = VariableNoise(errors=half * moments.error)
         figures = {"mean": low + half * (1.0 + moments.mean), "variance": half**2 * moments.variance}
     else:
@@ -277,17 +277,17 @@ def _variable(name: str, part: TablePart, sums: NoisyTableSums, place: int, n: i
         quarters = np.array([noisy_quantiles(line, edges, QUARTERS, 0.05) for line in lines])
         middles = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2.0, edges[-1:]])
         counts = running.counts
-        rows, own = counts.sum(axis=1), math.sqrt(running.covariance[-1, -1])
+        rows = counts.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = counts @ middles / rows
             squares = (counts * (middles - mean[:, None]) ** 2).sum(axis=1)
         noise = VariableNoise(quarters=quarters[:, 1:].swapaxes(0, 1))
         variance = squares / np.maximum(rows - 1.0, 1.0)
+        rows = _rows(rows, math.sqrt(running.covariance[-1, -1]), n)
         figures = {"mean": mean, "variance": variance, "quarters": quarters[:, 0]}
-    return TableVariable(name, _absent(n, rows, own), rows, noise=noise, **figures)
+    return TableVariable(name, n - int(rows.sum()), rows, noise=noise, **figures)
 
 
-def _absent(n: int, rows: Floats, deviation: float) -> int:
-    """Return how many of n rows are in no group (G,), and 0 where noise on each group explains the number."""
-    lacking = n - round(float(rows.sum()))
-    return lacking if lacking > 2.0 * deviation * math.sqrt(len(rows)) else 0
+def _rows(noisy: Floats, deviation: float, n: int) -> Floats:
+    """Return consistent counts as real numbers."""
+    return consistent_counts(noisy, deviation, n).astype(np.float64)

@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError, NotAvailableError, Remedy
+from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.survival_curves import share_interval
 from fedstat.inference.tables import Sheet, human_range, number, yes_or_no
+from fedstat.models.checks import check_choice
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import MASKED, SUBSET, TWICE_TOO_SMALL
@@ -418,10 +419,8 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         'survival'
         """
         cells, found = self._cells("plot_curves"), self.tidy(alpha)
-        if cause is not None and cause not in self.causes:
-            raise ModelError(
-                f"cause: expected one of {', '.join(map(repr, self.causes)) or 'none'}, received {cause!r}"
-            )
+        if cause is not None:
+            check_choice("cause", cause, self.causes)
         curves, table = {}, self.curves()
         for level in map(str, self.levels):
             part = table[table["arm"] == level]

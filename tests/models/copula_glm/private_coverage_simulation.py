@@ -22,6 +22,7 @@ from copula_design import BOUNDS, OWNERS, POINTS, RESPONSES, coefficients, draw_
 from scipy import stats
 
 from fedstat.models.copula.bounds import Bounds
+from fedstat.models.copula.request import ALL
 from fedstat.models.copula_glm.design import ScoredColumn
 from fedstat.models.copula_glm.estimation import bootstrap, estimate
 from fedstat.models.copula_glm.protocol import MomentReleasePlan, complete_design
@@ -39,7 +40,13 @@ LARGE = 1e4
 """Epsilon whose bins are as fine as they can be, for none."""
 
 
-def make_plan(family, epsilon, n, of_step=0) -> MomentPlan:
+def make_plan(family, epsilon, n, of_step=0, rows=None) -> MomentPlan:
+    """Plan the release of four institutions with different columns, or with different `rows`."""
+    if rows is not None:
+        bounds = {ALL: {**BOUNDS, "y": Bounds({"y": RESPONSES[family]})["y"]}}
+        design = {ALL: tuple(ScoredColumn(name, name, ALL, j) for j, name in enumerate(BOUNDS))}
+        plan = MomentReleasePlan(bounds, design, ALL, family, rho_of_budget(epsilon, 1e-6), rows=rows)
+        return plan.plan({ALL: n})
     sites = sorted(set(OWNERS.values()))
     bounds = {site: {k: BOUNDS[k] for k in BOUNDS if OWNERS[k] == site} for site in sites}
     design = {
@@ -55,24 +62,27 @@ def make_plan(family, epsilon, n, of_step=0) -> MomentPlan:
 def noise_of(plan: MomentPlan, n: int) -> ReleaseNoise:
     """Noise of a release in which the holder of the response has nothing else."""
     counts = [plan.count_deviation(c, j) for c, own in plan.columns.items() for j in range(len(own))]
+    if plan.rows is not None:
+        products = np.full((len(counts), len(counts)), plan.product_deviation(1) / n)
+        return ReleaseNoise(np.array(counts[:-1]), counts[-1], products)
     owners = np.array([c for c, own in plan.design.items() for _ in own] + [plan.holder])
     shares = np.where(owners[:, None] == owners, 1, 2)
     return ReleaseNoise(np.array(counts[:-1]), counts[-1], np.sqrt(shares) * plan.product_deviation(1) / n)
 
 
-def simulate(family, epsilon, repetitions, polish=0):
+def simulate(family, epsilon, repetitions, polish=0, rows=None):
     """Errors and standard errors of the slopes, and those of maximum likelihood: (repetitions, 6, p)."""
-    cell = Cell(family, epsilon, 5_000, DRAWS, polish)
+    cell = Cell(family, epsilon, 5_000, DRAWS, polish, rows)
     return np.array([cell.repeat(seed) for seed in range(repetitions)])
 
 
 class Cell:
     """Values that all repetitions of a family, an epsilon and a number of entities share."""
 
-    def __init__(self, family, epsilon, n, draws, polish=0):
+    def __init__(self, family, epsilon, n, draws, polish=0, rows=None):
         self.family, self.n, self.draws, self.polish = family, n, draws, polish
-        self.plan = make_plan(family, epsilon, n, OF_STEP if polish else 0)
-        self.design, self.y_bins = complete_design(self.plan), self.plan.columns["Y"][0]
+        self.plan = make_plan(family, epsilon, n, OF_STEP if polish else 0, rows)
+        self.design, self.y_bins = complete_design(self.plan), self.plan.columns[self.plan.holder][-1]
         self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
 
     def repeat(self, seed):

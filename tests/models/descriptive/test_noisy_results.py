@@ -342,3 +342,20 @@ def test_tables_of_few_rows_are_answered(n):
     partition = partition_of(frame, min_count=1)
     found = CALLS["crosstab"](partition, epsilon=1.0)
     assert found.to_numpy().min() >= 0
+
+
+def test_counts_of_a_table_add_up_to_its_rows_and_never_exceed_them():
+    random = np.random.default_rng(7)
+    n = 900
+    frame = pd.DataFrame({"g": random.choice(["a", "b"], n), "k": random.choice(["p", "q", "r"], n)})
+    frame = frame.assign(x=random.normal(size=n), z=random.normal(size=n), site=np.arange(n) % 3)
+    bounds = {"g": ["a", "b"], "k": ["p", "q", "r"], "x": (-5, 5), "z": (-5, 5)}
+    policy = fs.Policy(privacy=fs.Budget(100.0, 1e-6))
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+    for epsilon in (0.8, 0.9, 1.0, 1.1):
+        table = fs.table_one(partition, "x + k + z", by="g", nonnormal=["z"], epsilon=epsilon, bounds=bounds)
+        for one in table.variables:
+            assert one.rows.sum() + one.missing == n and one.rows.min() >= 0
+        assert table._groups.sizes.sum() + table._groups.unknown == n
+        counts = fs.crosstab(partition, "g", "k", epsilon=epsilon, bounds=bounds)
+        assert counts.to_numpy().sum() + counts.attrs["missing"] == n
