@@ -68,9 +68,9 @@ def model(at, arm="arm", **given):
     return fs.TreatmentEffect.from_formula("income ~ 1", at, treatment=f"{arm} ~ age", **given)
 
 
-def arm_sums(at, arm):
+def arm_sums(at, arm, **given):
     """Rows and sums of the outcome by arm at site S0, which a fit starts with."""
-    one = model(at, arm)
+    one = model(at, arm, **given)
     session = one._open_session(FAMILY, False)
     replies = LocalEngine(at.sites).run(started(session, one, "ipw"), Ledger())
     return replies[2 * len(SITES)].arrays["arms"]
@@ -88,6 +88,24 @@ def test_arms_that_differ_in_one_person():
     model(strict).fit("ipw")
     with pytest.raises(PolicyError):
         model(strict, "other").fit("ipw")
+
+
+@pytest.mark.parametrize("column", ["even", "drawn"])
+def test_sampling_weights_that_differ_in_one_person(column):
+    """The difference of the weighted sums is the victim's outcome, unless the second ones are refused."""
+    drawn = np.random.default_rng(0).uniform(0.5, 2.0, len(FRAME))
+    weight = np.ones(len(FRAME)) if column == "even" else drawn
+    table = FRAME.drop(columns="other").assign(w=weight, other=weight + (FRAME.index == VICTIM))
+    public = PUBLISHED | {name: NUMBER | {"range": [0.0, 10.0]} for name in ("w", "other")}
+
+    given = {"by": "site", "published": dict.fromkeys(SITES, public)}
+    at = fs.ClientPartition.from_frame(table, policy=fs.Policy(), **given)
+    found = [arm_sums(at, "arm", weights=name) for name in ("w", "other")]
+    assert abs(np.abs(found[1] - found[0])[:, 1].max() - FRAME["income"][VICTIM]) < 1e-6
+    at = fs.ClientPartition.from_frame(table, policy=STRICT, **given)
+    model(at, weights="w").fit("ipw")
+    with pytest.raises(PolicyError):
+        model(at, weights="other").fit("ipw")
 
 
 def sums_at(at, points, stage, method="ipw", **given):
