@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -27,8 +28,10 @@ def uses():
             continue
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         module = importlib.import_module(name)
-        if "NOTES = Catalogue(" in text:
-            catalogues[name] = module.NOTES
+        catalogues |= {
+            name if held == "NOTES" else f"{name} {held}": vars(module)[held]
+            for held in re.findall(r"^(\w*NOTES) = Catalogue\(", text, re.MULTILINE)
+        }
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("NOTES.note"):
                 catalogue = eval(ast.unparse(node.func.value), vars(module))
