@@ -861,12 +861,11 @@ def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[in
         chosen = M[:, [k in tolerated for k in members]]
         basis, _ = _basis(chosen, np.zeros(chosen.shape[1], dtype=np.bool_))
         allowed.append(basis.reshape(Q, E, basis.shape[1]))
-    # Only combinations that are zero in all but small cells can belong to few rows.
-    small = np.tile(weights.small, Q)
-    of_small = _alone(U[small])
-    if len(of_small) == len(_alone(U[small, :new])):
-        return []
-    U = U @ of_small.T
+    if weights.of_groups:  # only combinations that are zero in all but small cells can belong to few rows
+        of_small = _alone(U[weights.small])
+        if len(of_small) == len(_alone(U[weights.small, :new])):
+            return []
+        U = U @ of_small.T
     direction = _isolating(weights, U.reshape(Q, E, -1), allowed)
     if direction is None:
         return []
