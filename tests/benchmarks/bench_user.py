@@ -55,7 +55,8 @@ IN_R = {
     "glmer": "lme4",
 }
 """Peers that are functions of R, and their libraries."""
-COLUMNS = ("row", "who", "cpu", "wall", "peak", "bytes", "date")
+FIGURES = ("cpu", "wall", "peak", "bytes", "rounds")
+COLUMNS = ("row", "who", *FIGURES, "date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +262,7 @@ def take_turns(
                 arguments = (task, folder, row.repeats, *row.sizes)
                 found.append(in_a_process(TASKS, "measure", *arguments, python=python))
     return {
-        task: {
-            key: None if found[0][key] is None else of(run[key] for run in found)
-            for key in ("cpu", "wall", "peak", "bytes")
-        }
+        task: {key: None if found[0][key] is None else of(run[key] for run in found) for key in FIGURES}
         for task, found in runs.items()
     }
 
@@ -308,8 +306,10 @@ def lines_of(name: str, held: Sequence[dict[str, str]]) -> list[str]:
         sent = f"{float(line['bytes']) / 1e6:.3g}" if line["bytes"] else ""
         ratio = "" if mine else f"{float(ours['cpu']) / max(float(line['cpu']), 1e-9):.2f}"
         job, by, goal = (row.title, "fedstat", row.goal) if mine else ("", who.replace("_", " "), "")
+        rounds = f"{float(line['rounds']):.0f}" if line["rounds"] else ""
         seconds = f"{float(line['cpu']):.3g} | {float(line['wall']):.3g}"
-        out.append(f"| {job} | {by} | {seconds} | {float(line['peak']):,.0f} | {sent} | {ratio} | {goal} |")
+        figures = f"{seconds} | {float(line['peak']):,.0f} | {sent} | {rounds}"
+        out.append(f"| {job} | {by} | {figures} | {ratio} | {goal} |")
     return out
 
 
@@ -326,8 +326,8 @@ def page(held: Sequence[dict[str, str]]) -> str:
         "libraries and tables. The last column but one divides the CPU seconds of fedstat by those of the "
         "peer. Where wall time is much longer than CPU time, other programs were running: CPU times compare.",
         "",
-        "| job | by | CPU s | wall s | peak MB | MB sent | fedstat / peer | goal |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| job | by | CPU s | wall s | peak MB | MB sent | rounds | fedstat / peer | goal |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in ROWS:
         if name in measured:

@@ -765,7 +765,7 @@ def stepmix(folder):
 
 
 def measure(name, folder, repeats, *sizes):
-    """Medians of wall and CPU seconds, children included, with peak memory and bytes sent."""
+    """Medians of wall and CPU seconds, children included, with peak memory, bytes sent and rounds."""
     import resource
     import statistics
     import time
@@ -775,7 +775,7 @@ def measure(name, folder, repeats, *sizes):
     warnings.simplefilter("ignore")
     run = globals()[name](Path(folder), *sizes)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    times, sent = [], None
+    times, sent = [], {}
     for _ in range(int(repeats)):
         wall, cpu = time.perf_counter(), time.process_time()
         found = run()
@@ -783,11 +783,12 @@ def measure(name, folder, repeats, *sizes):
         before, children = children, resource.getrusage(resource.RUSAGE_CHILDREN)
         spent["cpu"] += children.ru_utime + children.ru_stime - before.ru_utime - before.ru_stime
         times.append(found if isinstance(found, dict) else spent)
-        sent = getattr(getattr(found, "ledger", None), "bytes", None)
+        ledger = getattr(found, "ledger", None)
+        sent = {"bytes": getattr(ledger, "bytes", None), "rounds": getattr(ledger, "rounds", None)}
         del found
     memory = max(peak(), children.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3))
     middle = {key: statistics.median(row[key] for row in times) for key in ("wall", "cpu")}
-    return middle | {"peak": memory, "bytes": sent}
+    return middle | {"peak": memory} | sent
 
 
 def prepare(name, folder, *sizes):
