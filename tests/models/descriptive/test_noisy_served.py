@@ -98,3 +98,22 @@ def test_an_owner_approves_a_table_with_its_epsilon(tmp_path, running, capsys):
         assert "one row" in shown and all(column in shown for column in ("g", "kind"))
         assert main(["site", "approve", str(tmp_path / site), digest]) == 0
     assert run().to_numpy().sum() > 400
+
+
+def test_a_synthesis_of_rows_outlives_a_restart(tmp_path, running):
+    policy = fs.Policy.strict(privacy=fs.Budget(9.0, 1e-6, colluding=1), exact="none")
+    study = make_federation(tmp_path, frames(), policy=policy)
+    for name in SITES:
+        assert main(["site", "describe", str(tmp_path / name)]) == 0
+    start(tmp_path, running, *SITES)
+
+    def release():
+        partition = fs.ClientPartition.connect(study)
+        return fs.CopulaSynthesizer(partition, 4.0, BOUNDS | {"time": range(0, 100), "died": [0, 1]}).fit()
+
+    first = release()
+    running["B"].send_signal(signal.SIGTERM)
+    running["B"].wait(60)
+    start(tmp_path, running, "B")
+    pd.testing.assert_frame_equal(first.sample(50, seed=1), release().sample(50, seed=1))
+    assert first.glance()["n_sites"].item() == 3 and len(first.sample(50, seed=1).columns) == 4
