@@ -24,6 +24,7 @@ NOT_RESULTS = {
     "Entry",
     "Estimate",
     "Exposure",
+    "FittedPropensity",
     "GLMBasis",
     "HypothesisTest",
     "LedgerLike",

@@ -81,8 +81,8 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
     0              age           0.032           1.012
     1   C(stage)[T.II]           0.134           1.000
     2  C(stage)[T.III]          -0.045           1.000
-    >>> balance.arms.columns.tolist(), balance.overlap.shape
-    (['rows', 'weighted', 'effective'], (20, 2))
+    >>> balance.arms.columns.tolist(), balance.overlap.shape, type(balance.propensity).__name__
+    (['rows', 'weighted', 'effective'], (20, 2), 'FittedPropensity')
     >>> balance.plot_balance().get_xlabel(), balance.plot_overlap().get_xlabel()
     ('absolute standardized difference', 'probability of surgery')
     """

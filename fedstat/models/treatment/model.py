@@ -79,7 +79,7 @@ class TreatmentEffect(HorizontalModel):
     ----------
     arm : str
         Column of the treatment.
-    estimand, trim, target
+    estimand, trim, target, link
         As given.
 
     References

@@ -178,6 +178,8 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     [2.11]
     >>> fit.population, fit.arms.columns.tolist(), fit.equations.shape
     ('all rows', ['rows', 'mean', 'potential_mean'], (8, 2))
+    >>> fit.weights.columns.tolist(), type(fit.propensity).__name__
+    (['rows', 'weight', 'effective_rows'], 'FittedPropensity')
     """
 
     _record: TreatmentRecord
