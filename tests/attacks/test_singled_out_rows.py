@@ -294,7 +294,8 @@ class Prober:
             state = before.copy()
             site._data.memory.released = None
             with Changed(state, length, changed):
-                probe = replace(context, request=replace(request, arrays=arrays, masked=None), state=state)
+                unmasked = replace(request, arrays=arrays, masked=None)
+                probe = replace(context, request=unmasked, state=state, masker=None)
                 self.answer(site, probe)
                 return probe.reply.arrays
 
