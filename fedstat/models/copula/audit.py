@@ -19,7 +19,7 @@ from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report, header_sheet
 from fedstat.inference.tables import Sheet
-from fedstat.models.checks import check_choice, check_integer
+from fedstat.models.checks import check_choice, check_integer, check_layout
 from fedstat.models.copula.audited_releases import (
     PARTS,
     LeastPrivatePair,
@@ -361,6 +361,7 @@ def audit(
         raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
     if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
         raise ModelError("audit: mechanism='published' is a simulation without disclosure checks")
+    check_layout("audit", model.partition, "vertical")
     sites = list(model.bounds)
     check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *sites))
     check_integer("releases", releases, FEWEST_RELEASES)
