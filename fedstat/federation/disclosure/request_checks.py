@@ -529,11 +529,12 @@ def _is_number(data: SiteData, factor: facts.FormulaFactor) -> bool:
 def _check_coding(column: PublishedColumn, options: Mapping[str, Any]) -> str:
     if not column.levels:
         return "its description lists no levels"
-    levels = options.get("levels")
-    if levels and set(levels) != set(column.levels):  # or refusals would reveal rows with others
-        return "its levels are not the published ones"
+    levels = options.get("levels") or column.levels
+    # Without one of them, refusals would reveal its rows. Other sites may have more.
+    if not set(column.levels) <= set(levels):
+        return "its levels lack one of the published levels"
     reference = options.get("reference")
-    return "" if reference is None or reference in column.levels else "the reference is not a published level"
+    return "" if reference is None or reference in levels else "the reference is not one of its levels"
 
 
 def _check_positive(column: PublishedColumn, options: Mapping[str, Any]) -> str:

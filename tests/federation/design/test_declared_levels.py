@@ -96,15 +96,47 @@ def test_codes_are_one_level_however_they_are_written():
     assert len(set(names)) == 1
 
 
-def test_a_strict_site_takes_its_published_levels_and_no_others():
+def test_a_strict_site_takes_all_of_its_published_levels():
     frames = tables()
     assert fit(frames, DECLARED, policy="strict").nobs == 3 * N
-    with pytest.raises(DescriptionError, match="its levels are not the published ones"):
+    with pytest.raises(DescriptionError, match="its levels lack one of the published levels"):
         fit(frames, "y ~ C(k, levels=['no', 'much'])", policy="strict")
     frames["B"].loc[0, "k"] = "HIV"  # what is proposed to an owner leaves rare ones out
     with pytest.raises(PolicyError, match="B: refused") as caught:
         fit(frames, "y ~ k", policy="strict")
     assert "HIV" not in str(caught.value)
+
+
+@pytest.mark.parametrize("formula", ["C(k, levels={}) ~ x", "x ~ C(k, levels={})"])
+def test_a_site_may_lack_levels_of_others(formula):
+    """The same estimates as under a policy that compares no levels."""
+    frames = {site: frame.assign(x=np.arange(N) % 7) for site, frame in tables().items()}
+    frames["B"] = frames["B"].replace({"k": {"much": "no"}})
+    model = fs.FederatedMultinomial if formula.startswith("C") else fs.FederatedOLS
+    formula = formula.format(["no", "a bit", "much"])
+    found = [
+        model.from_formula(
+            formula, fs.ClientPartition.from_frames(frames, layout="horizontal", policy=policy)
+        ).fit()
+        for policy in ("strict", "open")
+    ]
+    np.testing.assert_allclose(found[0].params, found[1].params, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("formula", ["C(k, levels={}) ~ x", "x ~ C(k, levels={})"])
+def test_a_refusal_does_not_reveal_which_level_few_rows_have(formula, rows):
+    """The level that few rows have, one that no row has, and the published ones alone."""
+    texts = set()
+    for more in ([], ["HIV"], ["none such"]):
+        frames = {site: frame.assign(x=np.arange(N) % 7) for site, frame in tables().items()}
+        frames["A"].loc[: rows - 1, "k"] = "HIV"
+        partition = fs.ClientPartition.from_frames(frames, layout="horizontal", policy="strict")
+        model = fs.FederatedMultinomial if formula.startswith("C") else fs.FederatedOLS
+        with pytest.raises(PolicyError, match="refused for a reason that depends on rows") as caught:
+            model.from_formula(formula.format(["no", "a bit", "much", *more]), partition).fit()
+        texts.add(str(caught.value))
+    assert len(texts) == 1
 
 
 def test_levels_are_declared_of_columns_at_one_site_as_well():
