@@ -12,15 +12,16 @@ from refusals import refused_for
 
 import fedstat as fs
 from fedstat.federation.disclosure import analysis_sets
-from fedstat.federation.disclosure.analysis_sets import leave_out_rows
-from fedstat.federation.disclosure.differencing import check_row_difference
-from fedstat.federation.disclosure.facts import RowsUsed
+from fedstat.federation.disclosure.analysis_sets import enlarge_patterns, leave_out_rows, usable_rows
+from fedstat.federation.disclosure.differencing import check_products, check_row_difference
+from fedstat.federation.disclosure.facts import RowsUsed, SummedProducts
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.table import FrameTable
 
 N = 200
 SECRET = b"s" * 32
+LEAVE_OUT = fs.Policy.strict(small_differences="leave out")
 
 
 def frame_of(seed=0, n=N):
@@ -60,6 +61,75 @@ def classes(data):
     """Sizes of the classes of rows that were in an analysis."""
     sets = data.memory.released.sets
     return np.unique(sets[sets > 0], return_counts=True)[1]
+
+
+@pytest.mark.parametrize("few", [1, 29, 30, 31])
+def test_few_rows_lack_what_many_lack_or_everything(few):
+    """Patterns of columns p, q: complete, p alone, q alone, both."""
+    patterns = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], dtype=bool)
+    larger, unused = enlarge_patterns(patterns, np.array([900, few, 31, 50]))
+    assert larger[1].tolist() == ([True, True] if few < 31 else [True, False]) and not unused.any()
+    assert (larger[[0, 2, 3]] == patterns[[0, 2, 3]]).all()
+    larger, unused = enlarge_patterns(patterns[:2], np.array([900, few]))
+    assert unused.tolist() == [False, few < 31] and (larger == patterns[:2]).all()
+
+
+@pytest.mark.parametrize("few", [10, 11])
+def test_no_more_than_a_tenth_of_the_rows_is_concerned(few):
+    unused = enlarge_patterns(np.array([[False], [True]]), np.array([110 - few, few]))[1]
+    assert unused.tolist() == [False, few <= 11 and few * 10 <= 110]
+    two = np.array([[False, False], [False, True], [True, False]])
+    assert enlarge_patterns(two, np.array([100 - 2 - few, 2, few]))[1].tolist() == [False, True, False]
+
+
+def published_site(frame):
+    """A site whose columns are published, and which leaves rows out."""
+    partition = fs.ClientPartition.from_frame(frame.assign(site="A"), by="site", policy=LEAVE_OUT)
+    return partition.sites["A"].data
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+def test_rows_are_used_where_a_level_would_have_few(rows):
+    """Two rows of level r lack x: without them it has one to three."""
+    frame = frame_of().drop(columns="id").assign(g=np.where(np.arange(N) < rows, "r", "p"), h=0.5)
+    frame.loc[:1, "x"] = np.nan
+    usable = usable_rows(published_site(frame), ["h"])
+    assert usable is None if rows < 5 else usable is not None and usable.sum() == N - 2
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+@pytest.mark.parametrize("order", [("y ~ h", "y ~ x"), ("y ~ x", "y ~ h")])
+def test_all_analyses_are_over_the_same_rows_in_any_order(order):
+    frame = pd.concat([frame_of(k).assign(site=site) for k, site in enumerate("ABC")], ignore_index=True)
+    frame["y"] = np.random.default_rng(1).normal(size=len(frame))
+    frame.loc[[1, 201, 202], "x"] = np.nan
+    partition = fs.ClientPartition.from_frame(frame.drop(columns="id"), by="site", policy=LEAVE_OUT)
+    found = [fs.FederatedOLS.from_formula(formula, partition).fit() for formula in order]
+    assert {one.nobs for one in found} == {len(frame) - 3}
+    pooled = smf.ols(order[0], frame[frame["x"].notna()]).fit()
+    np.testing.assert_allclose(found[0].params, pooled.params, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_left_out_after_a_correction_have_the_same_levels_of_all_columns(seed):
+    """Each combination of the columns that were summed has none or enough rows on both sides."""
+    rng = np.random.default_rng(seed)
+    frame = frame_of(seed).assign(k=rng.integers(0, 3, N))
+    data = site_of(frame)
+    analyze(data, without([]))
+    columns = np.column_stack([frame["g"] == "p", frame["g"] == "q", frame["h"], frame["k"] == 1]) * 1.0
+    fact = SummedProducts(lambda: iter([columns]), ("p", "q", "h", "k"), rows=np.arange(N))
+    check_products(data, None, fact)
+    changed = frame.copy()
+    changed.loc[int(rng.integers(N)), "x"] += 1.0
+    table = FrameTable(changed.drop(columns="id"))
+    table.key_columns = changed[["id"]]
+    used = analyze(data.with_records(table, lambda *_: ""), without([]))
+    cells = [frame["g"], frame["h"], frame["k"] == 1]
+    left = frame[~used].groupby(cells).size()
+    assert 5 <= left.sum() <= 12 and left[left > 0].min() >= 3 and (left > 0).sum() > 1
+    rest = frame[used].groupby(cells).size()
+    assert rest[rest > 0].min() >= 3
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 4, 5, 6, 50])
@@ -196,11 +266,16 @@ def test_estimates_are_those_of_the_rows_used():
     policy = fs.Policy.strict(small_differences="leave out")
     partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
     fs.FederatedOLS.from_formula("y ~ x", partition).fit()
+    for name in "AB":  # records are corrected
+        site = partition.sites[name]
+        changed = site.data.frame.copy()
+        changed.loc[7, "x"] += 1.0
+        site.change_records(FrameTable(changed), lambda *_: "")
     found = fs.FederatedOLS.from_formula("y ~ x + z", partition).fit()
-    assert found.nobs == 300 - 2 * 5
+    assert found.nobs <= 300 - 2 * 5
     used = np.concatenate(
         [
-            leave_out_rows(site.data, frame[frame["site"] == name].notna().all(axis=1).to_numpy())
+            leave_out_rows(site.data, frame[frame["site"] == name].notna().all(axis=1).to_numpy(), ["z"])
             for name, site in partition.sites.items()
         ]
     )

@@ -34,6 +34,7 @@ from fedstat.federation.design.site_rows import (
     RowsRequest,
     design_matrix,
     find_complete_rows,
+    rows_behind,
     rows_key,
     subset_counts,
 )
@@ -195,10 +196,11 @@ class RowCounts:
     def rows_used(self) -> RowsUsed:
         """Rows behind all answers about this design, and which of them are events of a comparison."""
         if not self.question.response:
-            return RowsUsed(self.used)
+            return rows_behind(self.data, self.question, self.used)
         tree = parse_expression(self.question.response, response=True).tree
         compared = isinstance(tree.event if isinstance(tree, Survival) else tree, Relation)
-        return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
+        events = np.concatenate(self._events) if compared else None
+        return rows_behind(self.data, self.question, self.used, events)
 
     @property
     def _weighted(self) -> list[str]:
@@ -656,7 +658,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     )
     survey = replace(found, declared=dict(found.declared), listed=listed)
     state.count_entities(n)
-    behind = RowsUsed(used)
+    behind = rows_behind(data, question, used)
     state.report(*subset_counts(question, n, outside))
     if n:  # too few rows are called so, and no difference
         state.report(RowCount(n))

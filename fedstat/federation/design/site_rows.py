@@ -47,7 +47,8 @@ from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.imputed_cells import ImputedTable, imputed_cells
 from fedstat.federation.design.propensity_weights import PropensityWeights
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
-from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts
+from fedstat.federation.disclosure.column_sums import counted_up_to
+from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested, LevelRowCounts, RowsUsed
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import (
     LevelValue,
@@ -357,15 +358,36 @@ def _only(rows: CompleteRows, kept: Bools) -> CompleteRows:
 
 
 def used_rows(data: SiteData, question: RowsRequest) -> Bools | None:
-    """Return the rows that a request uses, (n_rows,); None if these are all complete ones."""
+    """Return the rows, (n_rows,), that a request uses or has a subset of; None if these are all complete.
+
+    A subset does not decide which rows are left out: their number would reveal whether few rows are
+    outside of it.
+    """
     if not leaves_out(data):
         return None
+    question = _without_subset(question)
+    # Imputation fills the cells that rows lack.
+    columns = question.needed if question.imputed is None else None
+    leave_out = partial(leave_out_rows, data, columns=columns)
+    return data.memory.rows_of(repr(question), partial(_complete, data, question), leave_out)
 
-    def complete() -> Bools:
-        parts = [rows.complete for rows in _every_complete_row(data, question)]
-        return np.concatenate([np.zeros(0, dtype=bool), *parts])
 
-    return data.memory.rows_of(repr(question), complete, partial(leave_out_rows, data))
+def _without_subset(question: RowsRequest) -> RowsRequest:
+    columns = tuple(dict.fromkeys((*question.columns, *question.subset_columns)))
+    return replace(question, subset=(), columns=columns) if question.subset else question
+
+
+def _complete(data: SiteData, question: RowsRequest) -> Bools:
+    parts = [rows.complete for rows in _every_complete_row(data, question)]
+    return np.concatenate([np.zeros(0, dtype=bool), *parts])
+
+
+def rows_behind(data: SiteData, question: RowsRequest, used: Bools, events: Bools | None = None) -> RowsUsed:
+    """Return the fact on the rows of a request, and on those of which it has a subset."""
+    if not question.subset:
+        return RowsUsed(used, events)
+    whole = used_rows(data, question)
+    return RowsUsed(used, events, _complete(data, _without_subset(question)) if whole is None else whole)
 
 
 def rows_key(data: SiteData, question: RowsRequest) -> bytes:
@@ -616,10 +638,15 @@ def block_means(code: Ints, values: Floats, size: int) -> Floats:
     return out
 
 
-def block_names(code: Ints, size: int) -> list[str]:
-    """Name the blocks of :func:`block_means` of rows with these codes (n,)."""
-    division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
-    return [f"block {division} {place}" for place in range(count_blocks(code, size))]
+def interval_names(code: Ints, size: int, ends: Floats, of: str = "") -> list[str]:
+    """Name the counts, by code (n,), of rows that :func:`block_means` averaged up to each end.
+
+    However many ends there are, the counts reveal no more than one number for each block.
+    """
+    division, blocks = hashlib.sha256(code.tobytes()).hexdigest()[:16], count_blocks(code, size)
+    counts = [f"{end:.17g} {one}" for end in ends for one in np.unique(code).tolist()]
+    numbers = counts if len(counts) < blocks else map(str, range(blocks))
+    return [counted_up_to(f"{division}{of}", blocks, one) for one in numbers]
 
 
 def quantile_places(counts: Floats, shares: Floats, end: Callable[[Floats], Floats]) -> Ints:

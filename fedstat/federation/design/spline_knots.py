@@ -34,12 +34,13 @@ from fedstat.federation.design.formula.terms import Term, parse_term, term_text
 from fedstat.federation.design.site_rows import (
     RowsRequest,
     block_means,
-    block_names,
     find_complete_rows,
+    interval_names,
     quantile_places,
+    rows_behind,
     subset_counts,
 )
-from fedstat.federation.disclosure.facts import ColumnSums, LevelRowCounts, RowCount, RowsUsed
+from fedstat.federation.disclosure.facts import ColumnSums, LevelRowCounts, RowCount
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
@@ -356,10 +357,10 @@ def count_intervals(data: SiteData, state: State, request: KnotsRequest) -> dict
         tree = splines[text].operand
         for name in iter_columns(tree):
             of = "" if tree == Column(name) else f" of {without_options(text)}"
-            blocks.setdefault(name, []).extend(f"{one}{of}" for one in block_names(code, least))
+            blocks.setdefault(name, []).extend(interval_names(code, least, edges, of))
     total = np.concatenate([np.zeros(0), *counts])
     state.report(LevelRowCounts("cells of the table", total.astype(int).tolist()))
-    state.report(ColumnSums([], behind, blocks=blocks), RowsUsed(behind))
+    state.report(ColumnSums([], behind, blocks=blocks), rows_behind(data, question, behind))
     state.count_entities(n)
     return {"counts": total}
 

@@ -41,9 +41,9 @@ from fedstat.federation.design.formula.syntax_tree import (
     with_places,
 )
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.site_rows import RowsRequest, find_complete_rows, subset_counts
+from fedstat.federation.design.site_rows import RowsRequest, find_complete_rows, rows_behind, subset_counts
 from fedstat.federation.design.spline_knots import splines_without_knots, with_knots
-from fedstat.federation.disclosure.facts import ColumnVariation, RowCount, RowsUsed
+from fedstat.federation.disclosure.facts import ColumnVariation, RowCount
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
@@ -234,7 +234,7 @@ def transform_sums(data: SiteData, state: State, request: TransformRequest) -> d
     state.report(RowCount(int(behind.sum()), count_power_sums(request)))
     state.report(*subset_counts(question, int(behind.sum()), outside))
     state.report(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
-    state.report(RowsUsed(behind))
+    state.report(rows_behind(data, question, behind))
     state.count_entities(int(behind.sum()))
     return {"sums": total}
 

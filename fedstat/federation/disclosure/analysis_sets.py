@@ -8,39 +8,51 @@ An analysis uses a class in full or not at all, or divides it into two classes o
 * If it has few rows of a class, it does without them.
 
 So every class has enough rows. A combination of sums over sets of classes is nonzero in complete classes, and
-belongs to no fewer rows than the smallest class has. The first analysis uses all its complete rows. A request
-that is repeated uses the same rows, after whatever others.
+belongs to no fewer rows than the smallest class has. A request that is repeated uses the same rows, after
+whatever others.
 
-The rows that are left out further are chosen so that sums by level may be compared, too: a level of a column
-with few values has no row or enough rows in each part. They do not all resemble the rows that lack a value:
-if another level can be had in as many rows, the class has two levels, so that it reveals no level of a row.
-The choice depends on values that only the site has; the checks of the release history judge its result.
+Most differences do not arise: few rows that lack the same columns are treated as if they lacked more, those
+of a larger class that lacks at least the same ones, or else all columns (:func:`usable_rows`). This depends
+on the table alone, so the order of the analyses does not matter, and the first one uses the same rows. It is
+not done where a level, or a cell of two columns, would have too few rows then.
+
+The rows that are left out further are chosen so that sums by level may be compared, too: if possible, rows
+with the levels of those that lack a value in all columns, and rows that have other levels and agree among
+themselves. Otherwise a level of a column with few values has no row or enough rows in each part. They do not
+all resemble the rows that lack a value: if another level can be had in as many rows, the class has two
+levels, so that it reveals no level of a row. The choice depends on values that only the site has; the checks
+of the release history judge its result.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.state import SiteData
-from fedstat.federation.tables.table import in_memory, keep_result
+from fedstat.federation.tables.columns import missing_cells
+from fedstat.federation.tables.table import keep_result, plain_columns
 from fedstat.typing import Bools, Floats, Ints
 
 FEW_LEVELS = 20
 """Most values of a column whose levels are compared."""
 CODES = FEW_LEVELS**2
-MOST_COLUMNS = 12
-"""Columns whose levels are compared, alone and by two."""
+MOST_COLUMNS, MOST_PATTERNS = 12, 100
+"""Columns whose levels are compared, alone and by two; columns that decide which rows are alike."""
 LARGE_PART = 200
 """Rows from which the levels of a part of a class are not compared before the sums are."""
 MOST_LEFT_OUT = 6
 """Rows of a class that are left out at most, relative to the minimum."""
 
+
+FEW_INCOMPLETE, MOST_INCOMPLETE = 30, 0.1
+"""Rows that lack the same columns are few up to this number; largest share of rows that are treated so."""
 
 ATTEMPTS, NOISE = 16, 0.5
 """Choices of rows that are tried, and the random part of the second one's scores."""
@@ -60,14 +72,104 @@ class ClassMinimum:
 
 
 def leaves_out(data: SiteData) -> bool:
-    """Return whether the policy leaves rows out, and there are earlier analyses."""
+    """Return whether the policy leaves rows out, and there may be such rows."""
     policy, released = data.policy, data.memory.released
-    off = policy.small_differences == "refuse" or policy.remember == "nothing" or policy.min_count < 2
-    return not off and released is not None and bool(released.sets.any())
+    if policy.small_differences == "refuse" or policy.remember == "nothing" or policy.min_count < 2:
+        return False
+    return (released is not None and bool(released.sets.any())) or _lacking(data) is not None
 
 
-def leave_out_rows(data: SiteData, used: Bools) -> Bools:
-    """Return the complete rows, (n_rows,), without those that would differ by few from earlier analyses."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Lacking:
+    """What rows are treated as lacking: `columns`, `patterns` of them (P, q), and the pattern of each row.
+
+    Rows of a pattern in `unused`, (P,), are in no analysis.
+    """
+
+    columns: tuple[str, ...]
+    patterns: Bools
+    unused: Bools
+    which: Ints
+
+
+def usable_rows(data: SiteData, columns: Collection[str]) -> Bools | None:
+    """Return the rows, (n_rows,), that analyses of these columns use where complete; None for all."""
+    lacking = _lacking(data)
+    if lacking is None:
+        return None
+    requested = np.array([name in columns for name in lacking.columns])
+    lacks = (lacking.patterns & requested).any(axis=1)
+    used: Bools = np.logical_not(lacks | lacking.unused)
+    return used[lacking.which]
+
+
+def _lacking(data: SiteData) -> Lacking | None:
+    """Return what rows are treated as lacking; None if it is what they lack."""
+    return keep_result(data.table, ("lacking", *data.published), partial(_find_lacking, data))
+
+
+def _find_lacking(data: SiteData) -> Lacking | None:
+    names = [name for name in plain_columns(data.table) if name in data.published]
+    parts = [missing_cells((chunk[name] for name in names), len(chunk)) for chunk in data.table.chunks(names)]
+    cells = np.concatenate([np.zeros((0, len(names)), dtype=bool), *parts])
+    columns = np.flatnonzero(cells.any(axis=0))
+    if not len(columns):
+        return None
+    patterns, which, counts = np.unique(cells[:, columns], axis=0, return_inverse=True, return_counts=True)
+    larger, unused = enlarge_patterns(patterns, counts)
+    which = which.ravel()
+    if unused.any():
+        unused = _keep_levels(unused, which, own_levels(data), data.policy.min_level_count)
+    if not unused.any() and (larger == patterns).all():
+        return None
+    return Lacking(tuple(names[j] for j in columns), larger, unused, which)
+
+
+def _keep_levels(unused: Bools, which: Ints, codes: Ints, least: int) -> Bools:
+    """Return the patterns (P,) without which no level, and no cell of two columns, gets few rows."""
+    if not codes.shape[1]:
+        return unused
+    cells = _with_pairs(codes[:, :MOST_COLUMNS])
+    counts, kept = _count_cells(cells), unused.copy()
+    for k in np.flatnonzero(unused).tolist():
+        left = counts - _count_cells(cells[which == k])
+        kept[k] = not ((counts >= least) & (left > 0) & (left < least)).any()
+        counts = left if kept[k] else counts
+    return kept
+
+
+def _count_cells(cells: Ints) -> Ints:
+    """Count the rows of each level by column, (m, q) -> (q, CODES)."""
+    return np.array([np.bincount(cell[cell >= 0], minlength=CODES) for cell in cells.T])
+
+
+def enlarge_patterns(patterns: Bools, counts: Ints) -> tuple[Bools, Bools]:
+    """Return patterns of missing columns, (P, q), without those of few rows; and which are in no analysis.
+
+    A pattern of few rows becomes the smallest one of many rows that lacks at least the same columns. If there
+    is none, its rows are in no analysis. This ends where too many rows would be concerned.
+    """
+    larger, unused = patterns.copy(), np.zeros(len(patterns), dtype=bool)
+    many, left = counts > FEW_INCOMPLETE, MOST_INCOMPLETE * counts.sum()
+    for k in np.argsort(counts, kind="stable").tolist():
+        if many[k] or counts[k] > left or not patterns[k].any():
+            continue
+        left -= counts[k]
+        several = np.flatnonzero(many & (patterns >= patterns[k]).all(axis=1))
+        unused[k] = not len(several)
+        if len(several):
+            larger[k] = patterns[several[patterns[several].sum(axis=1).argmin()]]
+    return larger, unused
+
+
+def leave_out_rows(data: SiteData, used: Bools, columns: Collection[str] | None = None) -> Bools:
+    """Return the complete rows, (n_rows,), without those that would differ by few from other analyses.
+
+    With `columns` that the analysis reads, without the rows that are treated as lacking one of them.
+    """
+    usable = None if columns is None else usable_rows(data, columns)
+    if usable is not None and (used & ~usable).any():
+        used = used & usable
     policy, released = data.policy, data.memory.released
     if released is None or not used.any():
         return used
@@ -129,7 +231,7 @@ def _rare(codes: Ints, rows: Ints, minimum: ClassMinimum) -> Ints:
     Cells of two columns count as levels, unless this would leave out as many rows as a class has.
     """
     for levels_of, most in ((_with_pairs, minimum.persons - 1), (np.asarray, minimum.most)):
-        kept = _without_rare(levels_of(codes[rows]), rows, minimum)
+        kept = _without_rare(levels_of(codes[rows, :MOST_COLUMNS]), rows, minimum)
         if len(kept) < minimum.persons and len(rows) <= minimum.most:
             return rows
         if len(kept) >= minimum.persons and len(rows) - len(kept) <= most:
@@ -152,10 +254,20 @@ def _without_rare(levels: Ints, rows: Ints, minimum: ClassMinimum) -> Ints:
     return rows[kept]
 
 
-def _counts(codes: Ints, rows: Ints) -> list[Ints]:
-    """Count the rows of each level by column; the last count is of rows without a level."""
-    found = _with_pairs(codes[rows])
-    return [np.append(np.bincount(part[part >= 0], minlength=CODES), 0) for part in found.T]
+def _distinct(codes: Ints, first: int) -> Ints:
+    """Return columns that divide the rows (m, q) differently, and are known for the first rows."""
+    found: dict[bytes, Ints] = {}
+    for column in codes[:, (codes[:first] >= 0).all(axis=0)].T:
+        _, start, level = np.unique(column, return_index=True, return_inverse=True)
+        if len(start) > 1:
+            in_order = np.argsort(np.argsort(start))[level.ravel()]
+            found.setdefault(in_order.astype(np.int8).tobytes(), column)
+    return np.column_stack([*found.values()]) if found else np.zeros((len(codes), 0), dtype=np.int64)
+
+
+def _counts(codes: Ints) -> list[Ints]:
+    """Count the rows of each level by column, (m, q); the last count is of rows without a level."""
+    return [np.append(one, 0) for one in _count_cells(_with_pairs(codes))]
 
 
 def _with_pairs(codes: Ints) -> Ints:
@@ -174,8 +286,10 @@ class _Choice:
     ) -> None:
         self.released, self.part, self.minimum = released, part, minimum
         self.pool = part.inside[np.argsort(rank[part.inside], kind="stable")]
-        self.levels, self.columns = _with_pairs(codes[self.pool]), codes.shape[1]
-        self.start = _counts(codes, part.outside), _counts(codes, part.inside)
+        self.every = _distinct(codes[np.concatenate([part.outside, self.pool])], len(part.outside))
+        outside, inside = np.split(self.every[:, :MOST_COLUMNS], [len(part.outside)])
+        self.levels, self.columns = _with_pairs(inside), inside.shape[1]
+        self.start = _counts(outside), _counts(inside)
         self.rng = np.random.default_rng(int(rank[part.inside].sum()))
         self._begin(0)
 
@@ -186,6 +300,8 @@ class _Choice:
 
     def rows(self) -> Ints:
         """Return the rows; those with the fewest levels of few rows if the levels need too many."""
+        if (alike := self._alike()) is not None:
+            return alike
         least, best = np.inf, self.pool[: self.minimum.most]
         for attempt in range(ATTEMPTS):
             self._begin(attempt)
@@ -199,6 +315,36 @@ class _Choice:
             if not least:
                 break
         return best
+
+    def _alike(self) -> Ints | None:
+        """Return rows whose levels of all columns together are equal in enough rows; None if there are none.
+
+        They are rows with the levels of those that the analysis lacks, and rows of other levels.
+        """
+        least, lacking = self.minimum.level, len(self.part.outside)
+        cells, cell = np.unique(self.every, axis=0, return_inverse=True)
+        cell = cell.ravel()
+        both = np.split(cell, [lacking])
+        outside, inside = (np.bincount(part, minlength=len(cells)) for part in both)
+        take = np.where(outside > 0, np.maximum(least - outside, 0), 0)
+
+        def complete(take: Ints) -> Ints:
+            return np.where((take > 0) & (inside - take < least), inside, take)
+
+        take = complete(take)
+        free = np.flatnonzero((outside == 0) & (inside >= least))
+        apart = (cells[free][:, None] != cells[np.flatnonzero(outside)]).sum(axis=(1, 2))
+        first = np.array([np.flatnonzero(cell[lacking:] == one)[0] for one in free], dtype=np.int64)
+        for one in free[np.lexsort((first, -apart))].tolist():
+            take[one] = least
+            take = complete(take)
+            chosen = self.pool[_first_of_each(cell[lacking:], take)]
+            if _persons(self.released, np.concatenate([self.part.outside, chosen])) >= self.minimum.persons:
+                break
+        else:
+            return None
+        enough = (outside == 0) | (outside + take >= least)
+        return chosen if enough.all() and len(chosen) <= self.minimum.most else None
 
     def _fill(self) -> tuple[Ints, float]:
         """Take rows until no level lacks rows; return the best choice, and how many rows its levels lack."""
@@ -272,6 +418,15 @@ class _Choice:
         return True
 
 
+def _first_of_each(cell: Ints, take: Ints) -> Bools:
+    """Return the first rows of each cell, as many as `take` says: (m,)."""
+    order = np.argsort(cell, kind="stable")
+    start = np.cumsum(np.bincount(cell, minlength=len(take))) - np.bincount(cell, minlength=len(take))
+    place = np.empty(len(cell), dtype=np.int64)
+    place[order] = np.arange(len(cell)) - start[cell[order]]
+    return np.asarray(place < take[cell])
+
+
 def _moves(apart: Ints, rest: Ints, least: int) -> Floats:
     """Return how many rows of each level must move until both parts have none or enough; 0 for never."""
     moves = np.zeros(len(apart))
@@ -286,11 +441,9 @@ def _codes(data: SiteData, released: ReleasedSums) -> Ints:
 
     Rows that are gone have the values under which they were summed.
     """
-    table = data.table
-    own = keep_result(table, "columns of few values", lambda: _levels_of(data)) if in_memory(table) else None
-    own = _levels_of(data) if own is None else own
+    own = own_levels(data)
     gone = released.n_rows > len(own)
-    patterns = released.spaces.patterns[: (MOST_COLUMNS - own.shape[1]) * gone]
+    patterns = released.spaces.patterns[: MOST_PATTERNS * gone]
     summed = [one.codes.astype(np.int64) for one in patterns]
     codes = np.full((released.n_rows, own.shape[1] + len(summed)), -1, dtype=np.int64)
     codes[: len(own), : own.shape[1]] = own
@@ -300,17 +453,25 @@ def _codes(data: SiteData, released: ReleasedSums) -> Ints:
     return codes
 
 
+def own_levels(data: SiteData) -> Ints:
+    """Return the levels of the table's columns of few values, as :func:`_levels_of`, kept in memory."""
+    return keep_result(data.table, "columns of few values", lambda: _levels_of(data))
+
+
 def _levels_of(data: SiteData) -> Ints:
     """Return the levels of the table's own columns with few values, (n_rows, q), -1 for missing cells."""
     found: list[Ints] = []
     for name in data.table.columns:
+        known = data.published.get(name)
+        if known is not None and known.kind == "number" and not known.levels:
+            continue
         parts = [chunk[name] for chunk in data.table.chunks([name])]
         series = pd.concat(parts, ignore_index=True) if parts else pd.Series(dtype=object)
         try:
             code, levels = pd.factorize(series)
         except (TypeError, NotImplementedError):  # a column of arrays
             continue
-        if 1 < len(levels) <= FEW_LEVELS and len(found) < MOST_COLUMNS:
+        if 1 < len(levels) <= FEW_LEVELS and len(found) < MOST_PATTERNS:
             found.append(code.astype(np.int64))
     return np.column_stack(found) if found else np.zeros((data.table.n_rows, 0), dtype=np.int64)
 

@@ -41,6 +41,8 @@ ROWS_PER_NUMBER = 5
 """Fewest rows of an own fit for each number that it releases."""
 COLUMN_SUMS_KEY = "sums of one column "
 """Prefix of the entries of a site's ledger that name the sums of a column."""
+BLOCKS = "block "
+"""Begins the names of counts of rows that are averaged in blocks."""
 LINEAR = ("center", "scale")
 """Functions of a function that add no new sums: means and deviations are those over all sites."""
 CUBIC = 3
@@ -185,8 +187,19 @@ def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
     groups = Counter(key.rpartition("|")[0] for key in keys)
     # All functions of a column with L values are combinations of L sums, for each set of rows and weights.
     values = len(known.levels) if known is not None else 0
-    count = sum(min(count, values or count) for count in groups.values())
+    count = sum(min(count, values or count, _most_numbers(one, count)) for one, count in groups.items())
     return count > share * int(used.sum())
+
+
+def counted_up_to(division: str, blocks: int, end: str) -> str:
+    """Name a count of rows that are averaged in blocks; counts of a division follow from its blocks."""
+    return f"{BLOCKS}{division} {blocks}|{end}"
+
+
+def _most_numbers(group: str, count: int) -> int:
+    """Return of how many numbers sums of the same rows are functions, at most their count."""
+    _, found, division = group.rpartition(f"|{BLOCKS}")
+    return int(division.rpartition(" ")[2]) if found else count
 
 
 def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, set[str]]:

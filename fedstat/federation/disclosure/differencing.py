@@ -74,7 +74,8 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
         return
     _check_and_remember(data, np.where(fact.used, 0, -1), "rows", SAME_ROWS_REMEDY)
     if data.memory.released is not None:
-        data.memory.released = data.memory.released.with_set(fact.used)
+        whole = fact.used if fact.whole is None else fact.whole
+        data.memory.released = data.memory.released.with_set(whole)
     if fact.events is not None:
         _check_and_remember(
             data, np.where(fact.events & fact.used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES_REMEDY

@@ -167,10 +167,14 @@ class UnequalWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsUsed:
-    """Rows of the table, (n_rows,), behind the reply, and those where a comparison of the formula is true."""
+    """Rows of the table, (n_rows,), behind the reply, and those where a comparison of the formula is true.
+
+    `whole` are the rows of which a subset is used.
+    """
 
     used: Bools
     events: Bools | None = None
+    whole: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -197,7 +197,7 @@ class Policy:
         Which earlier releases, over all sessions, are compared with a new one, so that two sums that
         together reveal a few rows are not both released: those of models over rows, all, or none.
     small_differences : {"refuse", "leave out"}
-        What to do with complete rows that differ by few from those of an earlier analysis; see
+        What to do with complete rows that differ by few from those of other analyses; see
         :mod:`fedstat.federation.disclosure.analysis_sets`.
     formulas : {"any", "simple"}
         "simple" computes a factor only where it is one column or one function of one column, and defined on
@@ -446,10 +446,10 @@ class Policy:
         "refuse",
         "small differences",
         choice("leave out", "refuse", strictest="refuse"),
-        "What to do with an analysis over rows whose complete rows differ by fewer than min_count from those "
-        'of earlier ones, for instance since few rows lack a column. "refuse": the analysis is refused. '
-        '"leave out": it is answered on other rows. Further rows are left out, so that rows and levels that '
-        "differ are enough, and always the same ones. The result says at which sites.",
+        'What to do where complete rows of analyses differ by fewer than min_count. "leave out": the site '
+        "leaves out rows. Where few rows lack the same columns, no analysis uses these rows, or only those "
+        "of fewer columns. Where few rows still differ, as after a correction, further rows are left "
+        'out, always the same ones. The result says at which sites. "refuse": the analysis is refused.',
     )
     formulas: Literal["any", "simple"] = rule(
         "any",

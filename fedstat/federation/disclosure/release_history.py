@@ -34,7 +34,7 @@ from fedstat.federation.tables.sql_table import utc_timestamp
 from fedstat.federation.tables.table import Table, read_at
 from fedstat.typing import Array, Bools, Ints
 
-MOST_REQUESTS = 8
+MOST_REQUESTS = 32
 """Requests whose complete rows are remembered while a site runs."""
 
 
@@ -135,7 +135,9 @@ class ReleaseHistory:
         self, request: str, complete: Callable[[], Bools], leave_out: Callable[[Bools], Bools]
     ) -> Bools | None:
         """Return the rows that a request uses, None for all complete ones; again after other analyses."""
-        assert self.released is not None
+        if self.released is None:
+            kept = leave_out(rows := complete())
+            return None if kept is rows else kept
         sets = self.released.sets
         found = self._rows.get(request)
         if found is None or len(found[0]) + len(self.gone) != len(sets) or found[1] is not sets:

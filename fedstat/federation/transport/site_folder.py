@@ -29,6 +29,7 @@ from fedstat.federation.audit import ledger_file
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
 from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
+from fedstat.federation.disclosure.analysis_sets import leaves_out
 from fedstat.federation.disclosure.approval import (
     AnalysisPlan,
     Role,
@@ -641,9 +642,10 @@ def _waits(site: Site) -> str:
     everyone = released.with_groups(np.zeros(site.data.table.n_rows, dtype=np.int64))
     if not everyone.isolates(policy.min_count, released):
         return ""
+    does = "leaves them and others out" if leaves_out(site.data) else "refuses sums over all records"
     return (
-        f". Few records differ from those of earlier releases: the site refuses sums over all records until "
-        f"at least {policy.min_count} have changed, because a difference of sums would reveal the changes"
+        f". Few records differ from those of earlier releases: the site {does} until at least "
+        f"{policy.min_count} have changed, because a difference of sums would reveal the changes"
     )
 
 

@@ -35,8 +35,9 @@ from fedstat.federation.design.site_rows import (
     CompleteRows,
     RowsRequest,
     block_means,
-    block_names,
     find_complete_rows,
+    interval_names,
+    rows_behind,
     rows_key,
     subset_counts,
 )
@@ -154,12 +155,12 @@ class OpenCells:
         used[self.rows] = True
         return used
 
-    def block_sums(self) -> ColumnSums:
-        """Return the fact on the means of blocks, which intervals of any width reveal.
+    def interval_sums(self, edges: Floats) -> ColumnSums:
+        """Return the fact on the counts of blocks up to each edge.
 
         Other groups have other blocks: from several divisions of the same rows, their numbers would follow.
         """
-        names = block_names(self.outcome, self.data.policy.min_level_count)
+        names = interval_names(self.outcome, self.data.policy.min_level_count, edges)
         return ColumnSums([], self.used, blocks={self.request.number: names})
 
     @property
@@ -260,7 +261,7 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     used = np.zeros(data.table.n_rows, dtype=bool)
     used[opened.rows] = True
     state.report(*subset_counts(question, n, outside))
-    state.report(RowCount(n, 1), RowsUsed(used), question.column_sums(used))
+    state.report(RowCount(n, 1), rows_behind(data, question, used), question.column_sums(used))
     width = opened.outcomes
     counts = np.bincount(opened.outcome, minlength=width * groups).reshape(groups, width)
     state.report(LevelRowCounts(", ".join(request.groups) or "rows", counts.sum(axis=1).tolist()))
@@ -296,7 +297,7 @@ def count_cells(data: SiteData, state: State, edges: Floats) -> dict[str, Array]
     shape = (opened.groups, len(edges) + 1, opened.outcomes)
     counts = np.bincount(code, minlength=int(np.prod(shape)))
     state.report(LevelRowCounts("cells of the table", counts.tolist()))
-    state.report(opened.block_sums())
+    state.report(opened.interval_sums(edges))
     return {"cells": counts.reshape(shape).astype(np.float64)}
 
 
@@ -625,11 +626,12 @@ def interval_counts(places: Ints, edges: Floats) -> Ints:
     return np.array([np.bincount(column, minlength=edges.shape[1] + 1) for column in places.T])
 
 
-def ranked_sums(opened: OpenRows, ranks: str = "") -> ColumnSums:
-    """Return the fact on the means of blocks of each column, and on `ranks` of its intervals."""
+def ranked_sums(opened: OpenRows, edges: Floats, ranks: str = "") -> ColumnSums:
+    """Return the fact on the counts of blocks of each column up to its edges, and on `ranks` of intervals."""
     code = np.zeros(int(opened.used.sum()), dtype=np.int64)
-    names = block_names(code, opened.data.policy.min_level_count) + ([ranks] if ranks else [])
-    return ColumnSums([], opened.used, blocks=dict.fromkeys(opened.names, names))
+    least, more = opened.data.policy.min_level_count, [ranks] if ranks else []
+    names = [interval_names(code, least, own) + more for own in edges]
+    return ColumnSums([], opened.used, blocks=dict(zip(opened.names, names, strict=True)))
 
 
 @step(
@@ -641,7 +643,7 @@ def count_columns(data: SiteData, state: State, edges: Floats) -> dict[str, Arra
     """Count the rows of every column on its intervals: ``counts`` (p, J + 1)."""
     opened = rows_of(state)
     counts = interval_counts(row_intervals(opened, edges), edges)
-    state.report(LevelRowCounts("cells of the table", counts.ravel().tolist()), ranked_sums(opened))
+    state.report(LevelRowCounts("cells of the table", counts.ravel().tolist()), ranked_sums(opened, edges))
     return {"counts": counts.astype(np.float64)}
 
 
@@ -670,5 +672,5 @@ def sum_ranks(data: SiteData, state: State, edges: Floats, ranks: Floats) -> dic
     cells = interval_counts(places, edges)
     state.report(LevelRowCounts("cells of the table", cells.ravel().tolist()))
     state.report(SummedProducts(lambda: [R], names, np.flatnonzero(opened.used)))
-    state.report(ranked_sums(opened, f"ranks {digest}"))
+    state.report(ranked_sums(opened, edges, f"ranks {digest}"))
     return {"products": R.T @ R}

@@ -41,8 +41,10 @@ NOTES = Catalogue(
         "averaged the values of every few successive rows of a group.",
         "missing": "Percentages and means are of the rows that have the variable.",
         "left_out": "Missing rows include complete ones at {sites}: the other rows would differ in few from "
-        "those of an earlier analysis.",
+        "those of other analyses.",
         "unknown": "{by} is unknown in {unknown:,} of {rows:,} rows, which are in no group and no test.",
+        "no_group": "{unknown:,} of {rows:,} rows are in no group and no test: {by} is unknown, or the site "
+        "leaves the row out.",
         "sizes": "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
         "over rows that differ by a few.",
         "tests": "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's "
@@ -225,7 +227,8 @@ class TableOne(Report):
         known = [""] * len(self._labels) if sizes is None else [f"{n:,.0f}" for n in sizes]
         rows["n", ""] = ["", f"{self._nobs:,}", *known]
         if self._groups.unknown:
-            rows[f"{self.by} unknown", ""] = ["", f"{self._groups.unknown:,}"]
+            label = "no group" if self._left_out() else f"{self.by} unknown"
+            rows[label, ""] = ["", f"{self._groups.unknown:,}"]
         for one in self.variables:
             cells = _category_rows(one, self._labels) if one.levels else _number_rows(one, self._labels)
             last = self._statistics(one)
@@ -315,6 +318,10 @@ class TableOne(Report):
         title += "" if self._subset is None else f", rows with {self._subset}"
         yield Sheet(headers, tuple(rows), "l" + "r" * count, widths, title, wrap=True)
 
+    def _left_out(self) -> tuple[str, ...]:
+        """Return the sites that leave out rows that have a variable."""
+        return tuple(dict.fromkeys(site for one in self.variables for site in one.left_out))
+
     def _summary_notes(self) -> Iterator[Note]:
         lacking = [
             f"{one.name} at {', '.join(map(repr, one.without))}" for one in self.variables if one.without
@@ -330,12 +337,12 @@ class TableOne(Report):
             yield NOTES.note("quartiles")
         if any(one.missing for one in self.variables):
             yield NOTES.note("missing")
-        left_out = dict.fromkeys(site for one in self.variables for site in one.left_out)
-        if left_out:
+        if left_out := self._left_out():
             yield NOTES.note("left_out", sites=", ".join(map(repr, left_out)))
         unknown = self._groups.unknown
         if unknown:
-            yield NOTES.note("unknown", by=self.by, unknown=unknown, rows=self._nobs)
+            kind = "no_group" if left_out else "unknown"
+            yield NOTES.note(kind, by=self.by, unknown=unknown, rows=self._nobs)
         if self._groups.grouped and self._noise is None:
             names = ", ".join(self._groups.grouped)
             counted = "" if unknown is not None else ', and "missing" counts all others'

@@ -264,8 +264,8 @@ def crosstab(
     TableFrame
         A DataFrame that ``plot()`` draws: levels of `row` by levels of `column`. ``attrs["ledger"]`` has the
         ledger, ``attrs["missing"]`` the number of rows that lack a value, and ``attrs["left_out"]`` the sites
-        that leave complete rows out as well, so that rows do not differ by few from those of an earlier
-        analysis.
+        that leave complete rows out as well, so that rows do not differ by few from those of other
+        analyses.
 
     Raises
     ------

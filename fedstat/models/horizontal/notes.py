@@ -67,7 +67,7 @@ NOTES = Catalogue(
         "cov_type='stacked' account for their estimation.",
         "left_out": "Rows left out because they lack one of the model's columns: {rows:,}.{more}",
         "left_out/complete": "Rows left out: {rows:,}.{more} Some are complete: at {sites}, the rows would "
-        "differ in few from those of an earlier analysis. Estimates and errors are of the rows used.",
+        "differ in few from those of other analyses. Estimates and errors are of the rows used.",
         "subset": SUBSET + "{more}",
         "knots": "Knots: {splines}. They are rounded quantiles over all sites, for which the sites counted "
         "rows by interval.",

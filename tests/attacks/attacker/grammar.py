@@ -84,7 +84,7 @@ def rows_of(table: pd.DataFrame, *names: str) -> Bools:
     """Return the rows that an analysis of these columns uses: complete ones without those left out."""
     complete = table[list(names)].notna().all(axis=1).to_numpy()
     leave_out = table.attrs.get("leave out")
-    return complete if leave_out is None else leave_out(complete)
+    return complete if leave_out is None else leave_out(complete, names)
 
 
 def design_of(terms: list[str], answer: str, table: pd.DataFrame) -> Floats:

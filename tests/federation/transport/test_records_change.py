@@ -16,7 +16,7 @@ from fedstat.federation.transport.signed import SignedSite
 from fedstat.operator.command_line import main
 
 N = 120
-POLICY = replace(Policy.strict(), formulas="any", reasons="sent")
+POLICY = Policy.strict(formulas="any", reasons="sent", small_differences="refuse")
 
 
 def frame(n=N, seed=0):
@@ -28,8 +28,8 @@ def frame(n=N, seed=0):
     )
 
 
-def served(tmp_path, key):
-    make_federation(tmp_path, {name: frame(seed=seed) for seed, name in enumerate("ABC")}, policy=POLICY)
+def served(tmp_path, key, policy=POLICY):
+    make_federation(tmp_path, {name: frame(seed=seed) for seed, name in enumerate("ABC")}, policy=policy)
     for name in "ABC":
         toml = tmp_path / name / "site.toml"
         text = toml.read_text()
@@ -121,6 +121,25 @@ def test_the_owner_learns_what_has_changed(federation):
     records.write(lambda found: found.iloc[:-40])
     text = records.reload()
     assert "they have changed (40 removed)" in text
+
+
+def test_few_corrections_are_left_out_where_the_policy_says_so(tmp_path, capsys):
+    """The strict policy answers, on other rows, until enough have changed."""
+    federation = served(tmp_path, key=True, policy=replace(POLICY, small_differences="leave out"))
+    records = Records(federation)
+    first = fitted(federation)
+    records.correct([3])
+    assert "leaves them and others out until at least 5 have changed" in records.reload()
+    with pytest.warns(DataWarning):
+        few = fitted(federation)
+    assert 5 <= first.nobs - few.nobs <= 30
+    records.restart()
+    with pytest.warns(DataWarning):
+        again = fitted(federation)
+    assert again.nobs == few.nobs
+    np.testing.assert_allclose(again.params, few.params, rtol=1e-12)
+    for site in federation.sites.values():
+        site.site.site_ledger.store.close()
 
 
 def test_few_corrections_are_said_to_wait_for_more(federation):
