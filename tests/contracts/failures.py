@@ -236,6 +236,12 @@ def lines_of(frames: Iterable[tuple[Any, int]]) -> set[tuple[str, int]]:
     return {(frame.f_code.co_filename, line) for frame, line in frames}
 
 
+def one_cell_missing(**given: Any) -> fs.ClientPartition:
+    """Return rows of which one at each site lacks a column."""
+    t = rows()
+    return by_site(t.assign(few=t["k"].where(t.groupby("site").cumcount() > 0)), **given)
+
+
 def clean(**given: Any) -> fs.ClientPartition:
     """Return rows with columns for arguments that do not fit."""
     t = rows()
@@ -526,6 +532,12 @@ FAILURES = [
         functools.partial(missing, policy=fs.Policy(per_entity=0)),
         {"between": "independent"},
         {"exchange": "iterative"},
+    ),
+    Failure(
+        "FederatedOLS",
+        "y ~ x",
+        functools.partial(one_cell_missing, policy=fs.Policy()),
+        then=lambda fit: fs.FederatedOLS.from_formula("y ~ x + few", fit.model.partition).fit(),
     ),
     Failure(
         "FedAvg",

@@ -23,13 +23,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DescriptionError, PolicyError
+from fedstat.errors import DescriptionError, PolicyError, Remedy
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.cell_functions import find_cell_functions
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE, max_row_share
 from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import check_mask
+from fedstat.federation.disclosure.rules import toml_line
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.disclosure.weight_spaces import (
     ESTIMATE,
@@ -50,6 +51,11 @@ from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
     "Fit both models on the same rows: the argument complete of one takes the columns of the other"
+)
+OTHER_ROWS_REMEDY = Remedy(
+    "Policy(small_differences='leave out')",
+    f"{SAME_ROWS_REMEDY}. Or the owner lets the site leave out rows, with  "
+    f"{toml_line('small_differences', 'leave out')}  in policy.toml",
 )
 SAME_GROUPS_REMEDY = "Use the entities, columns, folds and handling of missing blocks of an earlier fit"
 SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose a more distant one"
@@ -72,7 +78,7 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
     """
     if data.policy.remember == "nothing":
         return
-    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", SAME_ROWS_REMEDY)
+    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", SAME_ROWS_REMEDY, owner=OTHER_ROWS_REMEDY)
     if data.memory.released is not None:
         whole = fact.used if fact.whole is None else fact.whole
         data.memory.released = data.memory.released.with_set(whole)
@@ -125,21 +131,35 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
         state.keep(fact.place, _with_groups(data, kept, among_all, what, remedy))
 
 
-def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, least: int | None = None) -> None:
+def _check_and_remember(
+    data: SiteData,
+    code: Ints,
+    what: str,
+    remedy: str,
+    least: int | None = None,
+    owner: Remedy | None = None,
+) -> None:
     """Compare groups, (n_rows,), with the span of all groups ever released, and add them.
+
+    What an owner can change as well is in `owner`, with the text of `remedy`.
 
     Only what the groups add to the span can be refused: groups that an owner allowed by a smaller minimum,
     such as levels of a table, do not end all later sums.
     """
     memory = data.memory
     released = ReleasedSums.none(data.table.n_rows) if memory.released is None else memory.released
-    memory.released = _with_groups(data, released, code, what, remedy, least)
+    memory.released = _with_groups(data, released, code, what, owner or remedy, least)
     if data.policy.remember == "all":
         check_sums(data, lambda made: summed_groups(made, code, what), remedy)
 
 
 def _with_groups(
-    data: SiteData, released: ReleasedSums, code: Ints, what: str, remedy: str, least: int | None = None
+    data: SiteData,
+    released: ReleasedSums,
+    code: Ints,
+    what: str,
+    remedy: str | Remedy,
+    least: int | None = None,
 ) -> ReleasedSums:
     """Return a history with further groups; itself if these are combinations of earlier ones."""
     least = data.min_count if least is None else min(least, data.min_count)
@@ -149,7 +169,9 @@ def _with_groups(
             "differencing",
             data.name,
             f"refuses {what} that differ in fewer than {least} rows from those of earlier releases, "
-            f"or from a combination of them: the difference would disclose these rows. {remedy}",
+            "or from a combination of them: the difference would disclose these rows"
+            + (f". {remedy}" if isinstance(remedy, str) else ""),
+            remedy=None if isinstance(remedy, str) else remedy,
         )
     return after if adds_groups(after.spaces, len(released.spaces.sums)) else released
 
