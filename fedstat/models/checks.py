@@ -38,8 +38,8 @@ LAYOUTS = {
 WEIGHTS = {
     "freq_weights": "for a row that represents several",
     "var_weights": "for a row whose variance is the dispersion over its weight",
-    "weights": "for a cluster that counts more or less than others",
 }
+"""Columns of weights by what they mean; a model whose `weights` are a column says so in `_weights_mean`."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     own: meant
     for meant, others in {
@@ -101,7 +101,7 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
         if name in ROWS_OF_STATSMODELS:
             raise ModelError(f"{name}: {ROWS_OF_STATSMODELS[name]}")
         if name in OTHER_WEIGHTS:
-            raise ModelError(f"{name}: {_weights_of(model)}")
+            raise ModelError(f"{name}: {weights_of(model)}")
         where = model.__name__ if call in MAKING else f"{model.__name__}.{call}"
         if isinstance(hint := getattr(model, "_hints", {}).get(name), Remedy):
             raise ModelError(f"{where} has no argument {name!r}", remedy=hint)
@@ -212,9 +212,11 @@ def checks_names(function: Method) -> Method:
     return cast(Method, checked)
 
 
-def _weights_of(model: type) -> str:
+def weights_of(model: type) -> str:
+    """Return how to give the weights that a model has."""
     there = set(_named(model, "from_formula")) - set(getattr(model, "_weightless", ()))
-    taken = [f'{name}="column" {meaning}' for name, meaning in WEIGHTS.items() if name in there]
+    meanings = {**WEIGHTS, **({"weights": model._weights_mean} if hasattr(model, "_weights_mean") else {})}
+    taken = [f'{name}="column" {meaning}' for name, meaning in meanings.items() if name in there]
     if not taken:
         return f"{model.__name__} has no weights: every row counts once"
     return (

@@ -46,7 +46,7 @@ WITH_NOISE = {
     ("copula_glm", "release_score"),
     ("glm", "sum_noisy_scores"),
     ("descriptive", "sum_noisy_table"),
-    *((family, "release_margins") for family in SYNTHESES),
+    *((family, step) for family in SYNTHESES for step in ("release_margins", "sum_margins", "sum_products")),
     *((family, step) for family in NOISY for step in ("release_gram", "share_product")),
 }
 """Steps of which all that leaves has noise, and is charged."""

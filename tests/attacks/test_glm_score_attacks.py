@@ -180,7 +180,7 @@ def judged(betas, distribution, rows, monkeypatch):
     looks = []
     look = leverage._isolates_few_rows
     monkeypatch.setattr(leverage, "_isolates_few_rows", lambda *request: looks.append(1) or look(*request))
-    opened = SimpleNamespace(question=SimpleNamespace(intercept=True, weights={}), places=None)
+    opened = SimpleNamespace(question=SimpleNamespace(intercept=True, weighted=False), places=None)
     site, state = SiteData("A", None, None, fs.Policy.strict()), State("A")
     try:
         for beta in betas:

@@ -276,9 +276,8 @@ class PrivateCopulaGLM(PrivateRelease):
             raise ModelError(NO_STEP, remedy=Remedy("fit(..., polish=0)", "Use {arguments}"))
         if polish and self._pooled is not None:
             raise ModelError(
-                "polish=1: sites with different rows know the residuals of their rows, and sums of scores "
-                "with noise need no copula",
-                remedy=Remedy("FederatedGLM.from_formula(...).fit(epsilon=...)", "Use {call}"),
+                "polish=1: the step needs scores over sites with different columns",
+                remedy=Remedy("fit(..., polish=0)", "Use {arguments}"),
             )
         rng = np.random.default_rng(seed)
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)

@@ -84,6 +84,7 @@ class FederatedGEE(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "Federated GEE"
+    _weights_mean: ClassVar[str] = "for a cluster that counts more or less than others"
     method_name: ClassVar[str] = "Fisher scoring on site sums"
     _goes_on = True
     _plan = GEEPlan

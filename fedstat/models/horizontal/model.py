@@ -277,7 +277,7 @@ class HorizontalModel(Explainable):
             raise ModelError(f"{given[0]}: rows have the weights of the treatment; leave it out")
         if formula.absorbed:
             raise ModelError("weights: those of a treatment are not available where effects are absorbed")
-        self._weighed_by = propensities_of(weights)
+        self._weighed_by = propensities_of(weights, type(self))
 
     @classmethod
     @checks_arguments

@@ -48,9 +48,7 @@ def weight_frame(arm: str, levels: Sequence[LevelValue], rows: Floats, sums: Flo
         There are no sums of weights.
     """
     if not sums.size:
-        raise NotAvailableError(
-            "weights: standardization over all rows has none; balance() shows those of ipw"
-        )
+        raise NotAvailableError("weights: standardization over all rows uses none")
     columns = {
         "rows": rows.astype(np.int64),
         "weight": sums[:, 0],

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from fedstat.errors import ModelError
 from fedstat.federation.design.horizontal_design import RowsSchema
 from fedstat.federation.design.propensity_weights import PropensityWeights
-from fedstat.models.checks import kind_of
+from fedstat.models.checks import kind_of, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class WeighsRows(Protocol):
         """The propensity model; None if there is none, or weights depend on more."""
 
 
-def propensities_of(weights: object) -> tuple[FittedPropensity, ...]:
-    """Return the propensity models of an argument `weights`: results with one, or a list of these.
+def propensities_of(weights: object, model: type) -> tuple[FittedPropensity, ...]:
+    """Return the propensity models of an argument `weights` of a model: results with one, or a list of these.
 
     Raises
     ------
@@ -42,8 +42,8 @@ def propensities_of(weights: object) -> tuple[FittedPropensity, ...]:
     for one in several:
         if not isinstance(one, WeighsRows):
             raise ModelError(
-                "weights: expected the balance or the result of a TreatmentEffect, or a list of these, "
-                f"received {kind_of(one)}. A column of weights is given as var_weights or freq_weights"
+                f"weights: {weights_of(model)}. Weights of a treatment are the balance or the result of a "
+                f"TreatmentEffect, or a list of these. Received {kind_of(one)}"
             )
         if one.propensity is None:
             raise ModelError(

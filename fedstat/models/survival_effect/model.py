@@ -127,6 +127,7 @@ class SurvivalEffect(TreatmentEffect):
     """
 
     model_name: ClassVar[str] = "Effect of a treatment on times"
+    _weights_mean: ClassVar[str] = "for a row that was sampled with another probability"
     method_name: ClassVar[str] = "Inverse probability weighting"
     _times = True
     _plan = SurvivalEffectPlan

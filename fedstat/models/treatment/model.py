@@ -100,6 +100,7 @@ class TreatmentEffect(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "Effect of a treatment"
+    _weights_mean: ClassVar[str] = "for a row that was sampled with another probability"
     method_name: ClassVar[str] = "Estimating equations"
     _goes_on = True
     _plan = TreatmentPlan

@@ -140,7 +140,7 @@ def request_weighted_gram(
     # For a canonical link, weights depend only on linear predictors, and reveal nothing about the response.
     replies = yield [
         product_session.request(
-            side.site, "weigh", weight=weight, **_some(columns[layout.places()[side.site]])
+            side.site, "weigh", weight=weight, columns=np.flatnonzero(columns[layout.places()[side.site]])
         )
         for side in sides
     ]
@@ -151,11 +151,6 @@ def request_weighted_gram(
     H = np.zeros((layout.p + 1, layout.p + 1))
     H[np.ix_(chosen, chosen)] = symmetrized(products)[0] / layout.n
     return H, dealers
-
-
-def _some(chosen: Bools) -> dict[str, Any]:
-    """Return the positions of chosen columns of a site, or nothing for all of them."""
-    return {} if chosen.all() else {"columns": np.flatnonzero(chosen)}
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ FAMILY = state_without_terms("vglm", ONE_OWNER)
 @step(
     FAMILY,
     (
-        "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
+        "admm_coefficients deal_product linear_predictor respond respond_openly share_product stage_block "
         "stage_response sum_scores sum_with_response weigh"
     ),
     takes={"beta": control("coefficients of standardized columns", dtype="float64")},
@@ -72,7 +72,7 @@ def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Ar
 
 @step(
     FAMILY,
-    "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
+    "deal_product linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
     takes={"residual": RESIDUAL},
     releases={
         "scores": aggregate("sums of the columns times residuals", behind=(EntityCount, ExternalWeights))
@@ -87,10 +87,10 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
 
 @step(
     FAMILY,
-    "share_product sum_scores weigh",
+    "deal_product share_product sum_scores weigh",
     takes={
         "weight": per_entity("weight of each entity in a Newton step", dtype="float64", weighs="weights"),
-        "columns": control("positions of the columns, if not all", dtype="int64", optional=True),
+        "columns": control("positions of the columns", dtype="int64"),
     },
     releases={
         "sums": aggregate("weighted sums of the columns"),
@@ -98,19 +98,18 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
     },
     rows_behind=WEIGHTED_FACTS,
 )
-def weigh(data: SiteData, state: State, weight: Floats, columns: Ints | None = None) -> dict[str, Array]:
-    """Receive row weights; release the weighted sums of the columns (p,) and of their products (p, p).
+def weigh(data: SiteData, state: State, weight: Floats, columns: Ints) -> dict[str, Array]:
+    """Receive row weights; release the weighted sums of some columns (q,) and of their products (q, q).
 
-    Of some `columns` alone, if given; their products with columns of other sites are those requested next.
+    Their products with columns of other sites are those requested next.
     """
     staged = staged_block(state)
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
     every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
-    if columns is not None:
-        check_positions(data.name, columns, p, "columns")
-    X = staged.X if columns is None else np.ascontiguousarray(staged.X[:, columns])
+    check_positions(data.name, columns, p, "columns")
+    X = staged.X if len(columns) == p else np.ascontiguousarray(staged.X[:, columns])
     # The Gram matrix of a fold has weights of zero elsewhere, and depends only on the fold.
     of_fold = np.where(weight > 0.0, 0, -1)
     require_groups(data.name, of_fold, 1, p * (p + 1), p)
