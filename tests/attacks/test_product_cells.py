@@ -219,6 +219,30 @@ def test_a_cell_of_one_person_is_not_read(name):
         ATTACKS[name](partition("strict"))
 
 
+@pytest.mark.parametrize("formulas", [("y ~ I(income*x)", "y ~ x + near"), ("y ~ I(income*x) + x + near",)])
+def test_a_product_is_compared_with_those_of_columns_that_come_later(formulas):
+    """Sums of income * x and of near * x, in this order, differ by the one row in which near is apart."""
+    frame = FRAME.assign(near=FRAME.income.where(FRAME.index != VICTIM, 2.0))
+
+    def attack(policy):
+        at = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+        fits = [fs.FederatedOLS.from_formula(one, at).fit(local=False) for one in formulas]
+        first, last = (total_sums(fit)[0] for fit in (fits[0], fits[-1]))
+        apart = first.loc["I(income * x)", "Intercept"] - last.loc["near", "x"]
+        return 2.0 + apart / frame.x[VICTIM]
+
+    assert miss(attack("open"), TRUTH, FRAME.income) < 1e-6
+    with pytest.raises(PolicyError):
+        attack("strict")
+
+
+def test_products_of_columns_that_come_later_are_released_where_three_rows_are_apart():
+    frame = FRAME.assign(near=FRAME.income.where(FRAME.index % ROWS > 2, 2.0))
+    at = fs.ClientPartition.from_frame(frame, by="site", policy="strict")
+    for formula in ("y ~ I(income*x)", "y ~ x + near", "y ~ I(income*x) + x", "y ~ income + x"):
+        assert fs.FederatedOLS.from_formula(formula, at).fit(local=False).params.notna().all()
+
+
 def test_products_that_many_rows_share_are_released():
     gram, _ = least_squares("y ~ c:income + x", partition("strict"))
     assert np.isfinite(gram).all(axis=None)

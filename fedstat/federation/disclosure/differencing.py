@@ -501,7 +501,9 @@ def check_sums(
     released = memory.released if remembered and memory.released is not None else None
     released = ReleasedSums.none(data.table.n_rows) if released is None else released
     made = Expressions(released.spaces)
-    sums, levels, counts, known = express(made)
+    expressed = express(made)
+    made.factor_atoms()
+    sums, levels, counts, known = ([(made.factored(one), name) for one, name in part] for part in expressed)
     sums = [*sums, *levels]
     before = made.result()
     if not remembered:

@@ -317,6 +317,7 @@ class Expressions:
         self._columns: list[tuple[str, ...]] = [*spaces.columns]
         self._place = {one.digest: j for j, one in reversed([*enumerate(spaces.patterns)])}
         self._indicators = {j for j, one in enumerate(spaces.patterns) if one.is_indicator}
+        self._factors: list[tuple[int, Polynomial]] = []
 
     def of(self, x: Floats, depth: int = 0) -> Polynomial:
         """Return a column, zero in rows without a part in the sums, as a polynomial."""
@@ -404,7 +405,46 @@ class Expressions:
     def result(self) -> WeightSpaces:
         """Return the history with all patterns and atoms, and its sums."""
         atoms = tuple(np.asarray(one, dtype=np.float32) for one in self._atoms)
-        return replace(self.spaces, patterns=tuple(self._patterns), atoms=atoms, columns=tuple(self._columns))
+        patterns, columns = tuple(self._patterns), tuple(self._columns)
+        spaces = replace(self.spaces, patterns=patterns, atoms=atoms, columns=columns)
+        if not self._factors:
+            return spaces
+        fewer = replace(spaces, sums=(), cleared=(0, 0), _known=frozenset())
+        return fewer.with_sums(self.factored(one) for one in self.spaces.sums)
+
+    def factor_atoms(self) -> None:
+        """Express atoms by products of later ones, once all columns of a request are expressed.
+
+        z u may be summed before u and c are, where c equals z but for one row.
+        """
+        count, first = len(self._atoms), len(self.spaces.atoms)
+        if not first <= count - 1 < MOST_FACTORS or count * self.n > MOST_KEPT:
+            return
+        one, other = np.triu_indices(count)
+        for k in range(count - 1):
+            later = other >= max(k + 1, first)
+            x = np.nan_to_num(self._atoms[k].astype(np.float64))
+            found = self._match_product(x, np.flatnonzero(x), one[later], other[later]) if x.any() else None
+            if found is None:
+                continue
+            factors, rest = found
+            there = rest != 0.0
+            if there.any():
+                factors[(self._rows(there),), (k,)] = 1.0
+            self._atoms[k] = np.where(there, rest, np.nan)
+            self._factors.append((k, factors))
+
+    def factored(self, polynomial: Polynomial) -> Polynomial:
+        """Replace the atoms that :meth:`factor_atoms` expressed by their factors."""
+        for k, factors in self._factors:
+            if any(k in a for _, a in polynomial):
+                out: dict[Monomial, float] = defaultdict(float)
+                for (p, a), value in polynomial.items():
+                    others = {(p, tuple(i for i in a if i != k)): value}
+                    for key, one in self.product(others, *[factors] * a.count(k)).items():
+                        out[key] += one
+                polynomial = out
+        return polynomial
 
     def _pattern(self, x: Floats) -> int:
         return self._place_of(Pattern.of(x))
@@ -482,14 +522,21 @@ class Expressions:
                 found = self._affine(x, rows, j, *line)
                 if found is not None:
                     return found
-        if count <= MOST_FACTORS:
-            one, other = np.triu_indices(count)
-            for k in _maybe_products(x_here, held, one, other):
-                i, j = int(one[k]), int(other[k])
-                if _ratios(x_here, held[:, i] * held[:, j]) is not None:
-                    found = self._times(x, rows, (i, j))
-                    if found is not None:
-                        return found
+        return self._match_product(x, rows, *np.triu_indices(count)) if count <= MOST_FACTORS else None
+
+    def _match_product(
+        self, x: Floats, rows: Ints, one: Ints, other: Ints
+    ) -> tuple[dict[Monomial, float], Floats] | None:
+        """Express a column by a product of two atoms, `one` and `other`, as :meth:`_match` does."""
+        sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
+        x_here = x[sample]
+        held = np.array([v[sample] for v in self._atoms], dtype=np.float64).reshape(-1, len(sample)).T
+        for k in _maybe_products(x_here, held, one, other):
+            i, j = int(one[k]), int(other[k])
+            if _ratios(x_here, held[:, i] * held[:, j]) is not None:
+                found = self._times(x, rows, (i, j))
+                if found is not None:
+                    return found
         return None
 
     def _times(
