@@ -75,7 +75,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Which whole numbers a column has in a level of about ten rows, without their order, if somebody "
         "tries all of them: one sum of square roots or logarithms has enough digits.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
-        "several sums of functions of a column then have the outlier as their only unknown value.",
+        "several sums of functions of a column then have the outlier as their only unknown value. Sums of an "
+        "iterated fit then estimate other values of its row, too; if they are those of one small site, to "
+        "know the range of the values is enough.",
         "Sums are exact. Therefore very many analyses of the same rows reveal more than each one alone.",
     ),
     COORDINATOR: (
