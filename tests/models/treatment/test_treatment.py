@@ -462,7 +462,7 @@ def test_poor_overlap_is_announced_first_by_one_rule():
         bounded = model("y ~ 1", "t ~ a", table, **given)
         assert "POOR OVERLAP" not in bounded.fit("ipw").summary().as_text()
         assert "POOR OVERLAP" not in bounded.balance().summary().as_text()
-    with pytest.raises(NotAvailableError, match="standardization over all rows has none"):
+    with pytest.raises(NotAvailableError, match="standardization over all rows uses none"):
         _ = model("y ~ a", "t ~ a", table).fit("standardization").weights
 
 
