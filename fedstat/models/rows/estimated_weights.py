@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,10 +125,11 @@ def sum_stacked(
     if not arms:
         raise MessageError(f"{opened.data.name}: the model opened no weights of a propensity model")
     block = StackedBlock(np.concatenate([X for _, X in opened.chunks()]), tuple(arms), residuals)
-    blocks = partial(_in_one, block)
     state.report(
         facts.WorkingWeights(lambda: np.abs(block.vectors(()).T)),
-        facts.ScoreAndInformation(opened, len(scores), (STACKED, key), blocks, among=opened.places),
+        facts.ScoreAndInformation(
+            opened, len(scores), (STACKED, key), lambda: iter([block]), among=opened.places
+        ),
     )
     for column in np.column_stack([residuals, *(one.residuals for one in arms)]).T:
         state.report(opened.products_with(column**2))
@@ -145,10 +145,6 @@ def sum_stacked(
         "products": both.T @ both,
         "spread": np.concatenate([spread_of(one.by_arm) for one in arms]),
     }
-
-
-def _in_one(block: StackedBlock) -> Iterable[StackedBlock]:
-    yield block
 
 
 def information_of(arms: Iterable[WeightedArms]) -> Floats:

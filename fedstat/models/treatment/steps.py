@@ -416,12 +416,10 @@ class SiteTreatment(PredictorObjective):
     def probability_counts(self, own: Floats) -> Floats:
         """Count rows by arm, and by interval of the probability of each arm but the first, (J - 1, J, B)."""
         J, least = len(self.levels), self.data.policy.min_level_count
-        parts, P = (
-            [(self.predictors(rows, own), rows.arm) for rows in self.chunks()],
-            self.equations.groups[0],
-        )
+        parts = [(self.predictors(rows, own), rows.arm) for rows in self.chunks()]
         arm = np.concatenate([one for _, one in parts])
-        E = arm_probabilities(np.concatenate([eta for eta, _ in parts])[:, P], self.request.link)
+        eta = np.concatenate([one for one, _ in parts])[:, self.equations.groups[0]]
+        E = arm_probabilities(eta, self.request.link)
         out = np.zeros((J - 1, J, BINS))
         for j in range(1, J):
             cell = np.minimum((block_means(arm, E[:, j], least) * BINS).astype(np.int64), BINS - 1)
