@@ -438,7 +438,9 @@ class PolicyError(DisclosureError):
         self.rule, self.site, self.array = rule, site, array
 
     @classmethod
-    def of_rule(cls, rule: str, site: str, why: str, array: str = "", remedy: Remedy | None = None) -> Self:
+    def of_rule(
+        cls, rule: str, site: str, why: str, array: str = "", remedy: Remedy | str | None = None
+    ) -> Self:
         """Return the error of a site whose policy refuses by a rule; its message names both.
 
         Parameters
@@ -446,9 +448,11 @@ class PolicyError(DisclosureError):
         rule, site : str
             See the class.
         why : str
-            What the rule requires, what the request would need, and what to do.
-        array, remedy
+            What the rule requires, and what the request would need.
+        array
             See the class.
+        remedy : Remedy or str, optional
+            What to do; a sentence where no call can be named.
 
         Examples
         --------
@@ -457,6 +461,8 @@ class PolicyError(DisclosureError):
         North: its policy (minimum count) wants at least 5 entities
         """
         text = f"{site}: its policy ({rule}) {why}"
+        if isinstance(remedy, str):
+            text, remedy = f"{text}. {remedy}", None
         return cls(text, rule=rule, site=site, array=array, remedy=remedy)
 
 

@@ -78,7 +78,7 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
     """
     if data.policy.remember == "nothing":
         return
-    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", SAME_ROWS_REMEDY, owner=OTHER_ROWS_REMEDY)
+    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", OTHER_ROWS_REMEDY)
     if data.memory.released is not None:
         whole = fact.used if fact.whole is None else fact.whole
         data.memory.released = data.memory.released.with_set(whole)
@@ -132,23 +132,16 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
 
 
 def _check_and_remember(
-    data: SiteData,
-    code: Ints,
-    what: str,
-    remedy: str,
-    least: int | None = None,
-    owner: Remedy | None = None,
+    data: SiteData, code: Ints, what: str, remedy: str | Remedy, least: int | None = None
 ) -> None:
     """Compare groups, (n_rows,), with the span of all groups ever released, and add them.
-
-    What an owner can change as well is in `owner`, with the text of `remedy`.
 
     Only what the groups add to the span can be refused: groups that an owner allowed by a smaller minimum,
     such as levels of a table, do not end all later sums.
     """
     memory = data.memory
     released = ReleasedSums.none(data.table.n_rows) if memory.released is None else memory.released
-    memory.released = _with_groups(data, released, code, what, owner or remedy, least)
+    memory.released = _with_groups(data, released, code, what, remedy, least)
     if data.policy.remember == "all":
         check_sums(data, lambda made: summed_groups(made, code, what), remedy)
 
@@ -169,9 +162,8 @@ def _with_groups(
             "differencing",
             data.name,
             f"refuses {what} that differ in fewer than {least} rows from those of earlier releases, "
-            "or from a combination of them: the difference would disclose these rows"
-            + (f". {remedy}" if isinstance(remedy, str) else ""),
-            remedy=None if isinstance(remedy, str) else remedy,
+            "or from a combination of them: the difference would disclose these rows",
+            remedy=remedy,
         )
     return after if adds_groups(after.spaces, len(released.spaces.sums)) else released
 
@@ -477,7 +469,7 @@ class Expressed(NamedTuple):
 def check_sums(
     data: SiteData,
     express: Callable[[Expressions], Expressed],
-    remedy: str,
+    remedy: str | Remedy,
     rule: str = "rows behind a product",
 ) -> None:
     """Require that sums over rows, with all earlier ones, single out no few rows; otherwise remember them.
@@ -486,7 +478,7 @@ def check_sums(
     ----------
     express : callable
         Returns what is summed, by the patterns and atoms of the history.
-    remedy, rule : str
+    remedy, rule
         Of a refusal. An owner who does not count the rows of products still compares counts of rows.
 
     Raises
@@ -562,7 +554,7 @@ def require_rows(
     after: WeightSpaces,
     first: int,
     named: NamedSums,
-    remedy: str,
+    remedy: str | Remedy,
     persons: Ints | None,
     tolerated: Collection[int] = (),
     cleared: Collection[Quantity] = (),
@@ -579,7 +571,8 @@ def require_rows(
         rule,
         data.name,
         "refuses sums that, combined with each other or with those of earlier releases, single out fewer "
-        f"than {few + 1} rows: {', '.join(involved)}. {remedy}",
+        f"than {few + 1} rows: {', '.join(involved)}",
+        remedy=remedy,
     )
 
 

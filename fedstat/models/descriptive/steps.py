@@ -443,8 +443,8 @@ def count_times(
             "differencing",
             data.name,
             "has counted these times over other rows, on other intervals or in other groups, and refuses "
-            f"counts that were not examined together with them: the difference may belong to few rows. "
-            f"{remedy}",
+            "counts that were not examined together with them: the difference may belong to few rows",
+            remedy=remedy,
         )
     if not counted_over_sites(data, state):
         # Of the cells between these ends and earlier ones, those next to a new end.
