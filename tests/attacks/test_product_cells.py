@@ -243,6 +243,41 @@ def test_products_of_columns_that_come_later_are_released_where_three_rows_are_a
         assert fs.FederatedOLS.from_formula(formula, at).fit(local=False).params.notna().all()
 
 
+ZEROS = np.where(np.arange(len(FRAME)) % 7 < 2, 0.0, FRAME.income.to_numpy()[::-1] ** 2)
+"""An amount that many people have not."""
+
+
+@pytest.mark.parametrize(
+    "formulas", [("total", "x + income"), ("x", "income", "total"), ("income + x", "total")]
+)
+@pytest.mark.parametrize("part", ["x", "zeros"])
+def test_a_total_is_compared_with_its_parts(part, formulas):
+    """Sums of a total and of its parts differ by the one row in which it is another number."""
+    frame = FRAME.assign(zeros=ZEROS)
+    frame["total"] = (frame.income + frame[part]).where(FRAME.index != VICTIM, 2.0)
+
+    def attack(policy):
+        at = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+        sums = {}
+        for terms in formulas:
+            fit = fs.FederatedOLS.from_formula(f"y ~ {terms.replace('x', part)}", at).fit(local=False)
+            sums |= total_sums(fit)[0]["Intercept"].to_dict()
+        return 2.0 + sums["income"] + sums[part] - sums["total"] - frame[part][VICTIM]
+
+    assert miss(attack("open"), TRUTH, FRAME.income) < 1e-6
+    with pytest.raises(PolicyError):
+        attack("strict")
+
+
+@pytest.mark.parametrize("apart", [0, 3])
+def test_totals_of_all_rows_or_of_all_but_three_are_released(apart):
+    frame = FRAME.assign(zeros=ZEROS)
+    frame["total"] = (frame.income + frame.zeros).where(FRAME.index % ROWS >= apart, 2.0)
+    at = fs.ClientPartition.from_frame(frame, by="site", policy="strict")
+    for terms in ("income + zeros", "total", "total + x", "income + zeros"):
+        assert fs.FederatedOLS.from_formula(f"y ~ {terms}", at).fit(local=False).params.notna().all()
+
+
 def test_products_that_many_rows_share_are_released():
     gram, _ = least_squares("y ~ c:income + x", partition("strict"))
     assert np.isfinite(gram).all(axis=None)

@@ -64,7 +64,9 @@ MOST_FACTORS = 40
 SCREENED = 8
 """Rows by which most functions of atoms are ruled out."""
 FEWEST_OF_A_LINE = 8
-"""Rows up to which a column is no linear function of an atom."""
+"""Rows up to which a column is no linear function of an atom, and by which one of several is compared."""
+TRIALS, NEAR_A_LINE = 8, 1e-4
+"""Sets of rows in which a linear function of several atoms is sought, and its relative error there."""
 NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
 NEW_ON_ROWS = 1e-3
@@ -522,7 +524,9 @@ class Expressions:
                 found = self._affine(x, rows, j, *line)
                 if found is not None:
                     return found
-        return self._match_product(x, rows, *np.triu_indices(count)) if count <= MOST_FACTORS else None
+        if count > MOST_FACTORS:
+            return None
+        return self._match_product(x, rows, *np.triu_indices(count)) or self._match_total(x, rows)
 
     def _match_product(
         self, x: Floats, rows: Ints, one: Ints, other: Ints
@@ -538,6 +542,36 @@ class Expressions:
                 if found is not None:
                     return found
         return None
+
+    def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
+        """Express a column by a linear function of several atoms, as a total is one of its parts."""
+        sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
+        atoms = [j for j, v in enumerate(self._atoms) if not np.isnan(v[sample]).all()]
+        needed = len(atoms) + 1 + FEWEST_OF_A_LINE
+        if len(atoms) < 2 or len(rows) < needed:
+            return None
+        rng = np.random.default_rng(len(atoms))
+        drawn = np.array([rng.choice(rows, needed, replace=False) for _ in range(TRIALS)])
+        A = np.stack([np.ones(drawn.shape), *(np.nan_to_num(self._atoms[j][drawn]) for j in atoms)], axis=2)
+        if (first := _linear_function(x[drawn], A)) is None:
+            return None
+        A = np.column_stack([np.ones(self.n), *(np.nan_to_num(self._atoms[j]) for j in atoms)])
+        near = rows[_is_linear(x[rows], A[rows], first, NEAR_A_LINE)]
+        if len(near) < max(EXPLAINED * len(rows), needed):
+            return None
+        sizes = np.abs(A[near]).max(axis=0) + (A[near] == 0.0).all(axis=0)
+        found = np.linalg.lstsq(A[near] / sizes, x[near], rcond=None)[0]
+        found[np.abs(found) <= SAME_RATIO * np.abs(x[near]).max()] = 0.0
+        # Atoms are kept with fewer digits, and a repeated request has the same coefficients.
+        found = np.array([float(f"{value:.7g}") for value in found / sizes])
+        same = _is_linear(x, A, found, SAME_RATIO)
+        if same[rows].sum() < EXPLAINED * len(rows):
+            return None
+        out: dict[Monomial, float] = {((self._rows(same),), ()): float(found[0])} if found[0] else {}
+        for j, value in zip(atoms, found[1:].tolist(), strict=True):
+            if value:  # an atom is zero where it has no value
+                out[((self._rows(same & ~np.isnan(self._atoms[j])),), (j,))] = value
+        return out, np.where(same, 0.0, x)
 
     def _times(
         self, x: Floats, rows: Ints, atoms: tuple[int, ...], without: frozenset[int] = frozenset()
@@ -671,6 +705,33 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
     return (
         (start, slope) if (np.abs(x - start - slope * v) <= SAME_RATIO * size).mean() >= EXPLAINED else None
     )
+
+
+def _is_linear(x: Floats, A: Floats, coefficients: Floats, tolerance: float) -> Bools:
+    """Return the rows in which x (n,) is this linear function of the columns of A (n, q)."""
+    parts = A * coefficients
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(x - parts.sum(axis=1))
+        return np.asarray(apart <= tolerance * (np.abs(parts).sum(axis=1) + np.abs(x)))
+
+
+def _linear_function(x: Floats, A: Floats) -> Floats | None:
+    """Return coefficients with which x (T, m) is a linear function of A (T, m, q) in one of T sets of rows.
+
+    Some rows may be apart: a square system of the first rows of each set is solved, and compared with others.
+    """
+    q = A.shape[2]
+    sizes = np.abs(A).max(axis=(0, 1)) + (A == 0.0).all(axis=(0, 1))
+    scaled = A[:, :q] / sizes
+    try:
+        solved = np.linalg.solve(scaled, x[:, :q, None])[:, :, 0] / sizes
+    except np.linalg.LinAlgError:  # a part is zero in all rows of a set
+        found = [np.linalg.lstsq(one, y, rcond=None)[0] for one, y in zip(scaled, x[:, :q], strict=True)]
+        solved = np.array(found) / sizes
+    for one, there, columns in zip(solved, x[:, q:], A[:, q:], strict=True):
+        if (~_is_linear(there, columns, one, NEAR_A_LINE)).sum() <= 1:
+            return np.asarray(one)
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------
