@@ -208,7 +208,7 @@ def test_a_masked_sum_to_which_one_site_adds():
 
 
 class Forged:
-    """In place of a result: a propensity model that nobody fitted."""
+    """In place of a result: a propensity model that was never fitted."""
 
     def __init__(self, fitted, gamma, arm="arm", estimand="ATO"):
         weights = replace(fitted.weights, arm=arm, coefficients=tuple(gamma), estimand=estimand)

@@ -27,9 +27,9 @@ Weights that are nearly equal do not make the interval of a small arm worse.
 BOUNDED = Remedy("from_formula(..., estimand='ATO').fit(...)", ". Use {arguments}, whose weights are bounded")
 NOTES = Catalogue(
     critical={
-        "poor_overlap": "POOR OVERLAP: few rows of '{arm}' are like those of other arms. Of its {rows:,} "
-        f"rows about {{carrying:.0f}} carry the variance of its weighted mean. Below {LEAST_CARRYING:.0f}, "
-        "intervals are too short{remedy}.",
+        "poor_overlap": "POOR OVERLAP: few rows of '{arm}' are like those of other arms. About "
+        "{carrying:.0f} of its {rows:,} rows carry the variance of its weighted mean. Below "
+        f"{LEAST_CARRYING:.0f}, intervals are too short{{remedy}}.",
     }
 )
 
