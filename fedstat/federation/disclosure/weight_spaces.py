@@ -67,6 +67,12 @@ FEWEST_OF_A_LINE = 8
 """Rows up to which a column is no linear function of an atom, and by which one of several is compared."""
 TRIALS, NEAR_A_LINE = 8, 1e-4
 """Sets of rows in which a linear function of several atoms is sought, and its relative error there."""
+MOST_CANCELLED = 100.0
+"""Size of the parts of a linear function, relative to the largest value of a column, above which it is none."""
+FEW_APART = 0.1
+"""Largest share of the rows of a column in which it is not the linear function of several atoms."""
+SMALL_PARTS = (1e-2, 1e-4, SAME_RATIO)
+"""Sizes relative to a column below which parts of it are left out, the largest first."""
 NEW_DIRECTION = 1e-6
 """Length of what earlier weights leave of new ones, relative to them, below which they add nothing."""
 NEW_ON_ROWS = 1e-3
@@ -544,7 +550,11 @@ class Expressions:
         return None
 
     def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
-        """Express a column by a linear function of several atoms, as a total is one of its parts."""
+        """Express a column that a linear function of several atoms equals but for few rows, as a total its parts.
+
+        Equality in all rows is left alone: it singles out nobody, and in splines, of which many functions are
+        equal on an interval, what is rounded off would look like a combination of its own.
+        """
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         atoms = [j for j, v in enumerate(self._atoms) if not np.isnan(v[sample]).all()]
         needed = len(atoms) + 1 + FEWEST_OF_A_LINE
@@ -557,15 +567,11 @@ class Expressions:
             return None
         A = np.column_stack([np.ones(self.n), *(np.nan_to_num(self._atoms[j]) for j in atoms)])
         near = rows[_is_linear(x[rows], A[rows], first, NEAR_A_LINE)]
-        if len(near) < max(EXPLAINED * len(rows), needed):
+        if len(near) < max((1.0 - FEW_APART) * len(rows), needed):
             return None
-        sizes = np.abs(A[near]).max(axis=0) + (A[near] == 0.0).all(axis=0)
-        found = np.linalg.lstsq(A[near] / sizes, x[near], rcond=None)[0]
-        found[np.abs(found) <= SAME_RATIO * np.abs(x[near]).max()] = 0.0
-        # Atoms are kept with fewer digits, and a repeated request has the same coefficients.
-        found = np.array([float(f"{value:.7g}") for value in found / sizes])
+        found = _few_parts(x[near], A[near])
         same = _is_linear(x, A, found, SAME_RATIO)
-        if same[rows].sum() < EXPLAINED * len(rows):
+        if not 0 < (~same[rows]).sum() <= FEW_APART * len(rows):
             return None
         out: dict[Monomial, float] = {((self._rows(same),), ()): float(found[0])} if found[0] else {}
         for j, value in zip(atoms, found[1:].tolist(), strict=True):
@@ -708,11 +714,32 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
 
 
 def _is_linear(x: Floats, A: Floats, coefficients: Floats, tolerance: float) -> Bools:
-    """Return the rows in which x (n,) is this linear function of the columns of A (n, q)."""
+    """Return the rows in which x (n,) is this linear function of the columns of A (n, q).
+
+    None, if the parts are so much larger than x that what is rounded off of them would hide it.
+    """
     parts = A * coefficients
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(x - parts.sum(axis=1))
-        return np.asarray(apart <= tolerance * (np.abs(parts).sum(axis=1) + np.abs(x)))
+    size = np.abs(parts).sum(axis=1) + np.abs(x)
+    if size.max(initial=0.0) > MOST_CANCELLED * np.abs(x).max(initial=0.0):
+        return np.zeros(len(x), dtype=np.bool_)
+    return np.asarray(np.abs(x - parts.sum(axis=1)) <= tolerance * size)
+
+
+def _few_parts(x: Floats, A: Floats) -> Floats:
+    """Return coefficients of the fewest columns of A (n, q) of which x (n,) is a linear function in as many rows.
+
+    Least squares gives each column a share of what is rounded off: parts that are small beside x are left
+    out first, and come back only if x needs them.
+    """
+    sizes = np.abs(A).max(axis=0) + (A == 0.0).all(axis=0)
+    scaled, largest, tried = A / sizes, np.abs(x).max(), list[Floats]()
+    full = np.linalg.lstsq(scaled, x, rcond=NEAR_A_LINE)[0]
+    for least in SMALL_PARTS:
+        kept, found = np.abs(full) > least * largest, np.zeros(len(full))
+        found[kept] = np.linalg.lstsq(scaled[:, kept], x, rcond=None)[0] / sizes[kept]
+        # Atoms are kept with fewer digits, and a repeated request has the same coefficients.
+        tried.append(np.array([float(f"{value:.7g}") for value in found]))
+    return max(tried, key=lambda one: _is_linear(x, A, one, SAME_RATIO).sum())
 
 
 def _linear_function(x: Floats, A: Floats) -> Floats | None:
@@ -722,12 +749,8 @@ def _linear_function(x: Floats, A: Floats) -> Floats | None:
     """
     q = A.shape[2]
     sizes = np.abs(A).max(axis=(0, 1)) + (A == 0.0).all(axis=(0, 1))
-    scaled = A[:, :q] / sizes
-    try:
-        solved = np.linalg.solve(scaled, x[:, :q, None])[:, :, 0] / sizes
-    except np.linalg.LinAlgError:  # a part is zero in all rows of a set
-        found = [np.linalg.lstsq(one, y, rcond=None)[0] for one, y in zip(scaled, x[:, :q], strict=True)]
-        solved = np.array(found) / sizes
+    # The shortest solution, since some parts may depend on others.
+    solved = (np.linalg.pinv(A[:, :q] / sizes, rcond=NEAR_A_LINE) @ x[:, :q, None])[:, :, 0] / sizes
     for one, there, columns in zip(solved, x[:, q:], A[:, q:], strict=True):
         if (~_is_linear(there, columns, one, NEAR_A_LINE)).sum() <= 1:
             return np.asarray(one)
