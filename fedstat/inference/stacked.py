@@ -68,16 +68,20 @@ class EquationChain:
 
     def predictors(self, X: Floats, theta: Floats) -> Floats:
         """Linear predictors (n, L) of rows (n, p)."""
-        pairs = zip(self.columns, self.places, strict=True)
-        return np.column_stack([X[:, columns] @ theta[place] for columns, place in pairs])
+        coefficients = np.zeros((X.shape[1], len(self.columns)))
+        for j, (columns, place) in enumerate(zip(self.columns, self.places, strict=True)):
+            coefficients[columns, j] = theta[place]
+        return X @ coefficients
 
     def scores(self, X: Floats, residuals: Floats) -> Floats:
         """Scores of the rows, (n, q), from residuals (n, L)."""
-        return np.hstack([X[:, c] * r[:, None] for c, r in zip(self.columns, residuals.T, strict=True)])
+        pairs = zip(self.columns, residuals.T, strict=True)
+        return np.hstack([columns_of(X, c) * r[:, None] for c, r in pairs])
 
     def score(self, X: Floats, residuals: Floats) -> Floats:
         """Sum of the scores, (q,)."""
-        return np.concatenate([r @ X[:, c] for c, r in zip(self.columns, residuals.T, strict=True)])
+        pairs = zip(self.columns, residuals.T, strict=True)
+        return np.concatenate([r @ columns_of(X, c) for c, r in pairs])
 
     def products(self, X: Floats, residuals: Floats) -> Floats:
         """Sum of the outer products of the scores, (q, q)."""
@@ -88,9 +92,16 @@ class EquationChain:
         """Sum of the derivatives of the scores, (q, q), from those of residuals by predictors (n, L, L)."""
         out, places = np.zeros((self.size, self.size)), self.places
         for j, k in np.argwhere(derivatives.any(axis=0)).tolist():
-            weighted = X[:, self.columns[j]] * derivatives[:, j, k, None]
-            out[places[j], places[k]] = weighted.T @ X[:, self.columns[k]]
+            weighted = columns_of(X, self.columns[j]) * derivatives[:, j, k, None]
+            out[places[j], places[k]] = weighted.T @ columns_of(X, self.columns[k])
         return out
+
+
+def columns_of(X: Floats, columns: Ints) -> Floats:
+    """Return columns of rows (n, p), without a copy where they follow one another."""
+    first, last = columns[[0, -1]].tolist()
+    together = np.array_equal(columns, np.arange(first, last + 1))
+    return X[:, first : last + 1] if together else X[:, columns]
 
 
 def two_step_products(products: Floats, slopes: Floats, information: Floats) -> Floats:

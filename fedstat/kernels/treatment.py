@@ -77,6 +77,8 @@ def arm_probabilities(eta: Floats, link: str) -> Floats:
     """Probabilities of the arms (n, J) at predictors (n, J - 1) of all but the first."""
     if link == "probit":
         return np.asarray(np.exp(log_ndtr(eta * np.array([-1.0, 1.0]))))
+    if eta.shape[1] == 1:
+        return expit(eta * np.array([-1.0, 1.0]))
     return probabilities(eta, BASELINE)
 
 
@@ -161,22 +163,20 @@ class TreatmentEquations:
         """Stages that this estimator has."""
         return tuple(stage for stage, group in enumerate(self.groups) if group.stop > group.start)
 
-    def cut(self, eta: Floats, stage: int) -> Ints | None:
-        """Return the side of a cut by the probabilities on which each row is, -1 for rows left out.
+    def jumps(self, stage: int) -> bool:
+        """Return whether weights, or their derivatives, jump somewhere at a stage."""
+        weighted = stage in (MEANS, ALL) or (stage == OUTCOME and self.method == "ipw_ra")
+        if not (self.weighs and weighted):
+            return False
+        # Weights of matched pairs have a kink where two probabilities are equal.
+        return self.trim > 0.0 or (self.estimand == "matching" and stage == ALL)
 
-        None if weights are smooth functions of the predictors at this stage.
-        """
-        if stage in (PROPENSITY, MEMBERSHIP) or not self.weighs:
-            return None
-        if stage == OUTCOME and self.method != "ipw_ra":
-            return None
+    def cut(self, eta: Floats, stage: int) -> Ints:
+        """Return the side of a cut by the probabilities on which each row is, -1 for rows left out."""
         E = arm_probabilities(eta[:, self.groups[PROPENSITY]], self.propensity)
-        # Weights of matched pairs have a kink where two probabilities are equal, and derivatives a jump.
-        jumps = self.estimand == "matching" and stage == ALL
-        side = E.argmin(axis=1) if jumps else np.zeros(len(E), dtype=np.int64)
-        if self.trim:
-            return np.where(E.min(axis=1) >= self.trim, side, -1)
-        return side if jumps else None
+        kinks = self.estimand == "matching" and stage == ALL
+        side = E.argmin(axis=1) if kinks else np.zeros(len(E), dtype=np.int64)
+        return np.where(E.min(axis=1) >= self.trim, side, -1)
 
     def weights(self, eta: Floats, arm: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Return weights of rows, and h, each with derivatives by the predictors of the weights.

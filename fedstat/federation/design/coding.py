@@ -56,6 +56,7 @@ from fedstat.federation.tables.columns import (
     as_numbers,
     at_column,
     column_kind,
+    level_places,
     missing_cells,
     pick_columns,
 )
@@ -660,8 +661,7 @@ def _codes(series: pd.Series, levels: Sequence[object], where: str) -> Floats:
     """Return the place of each value among levels, (n,); zeros where these are not known yet."""
     if not levels:
         return np.zeros(len(series))
-    index = pd.Index(list(levels), dtype=object)
-    codes = index.get_indexer(pd.Index(series.to_numpy(dtype=object), dtype=object))
+    codes = level_places(series, levels)
     if wrong := int((codes < 0).sum()):
         raise DesignError(
             f"{where}: {wrong:,} of {len(codes):,} rows have a category with no declared level in the model. "

@@ -17,7 +17,7 @@ from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.coding import BlockSpec, read_terms
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.tables.columns import LevelValue, at_column
+from fedstat.federation.tables.columns import LevelValue, at_column, level_places
 from fedstat.kernels.treatment import (
     BALANCE,
     ESTIMANDS,
@@ -153,14 +153,13 @@ class PropensityWeights:
 
     def arms_of(self, frame: pd.DataFrame, site: str) -> Ints:
         """Return the arm of each row, (n,)."""
-        index = pd.Index(list(self.levels), dtype=object)
-        arm = index.get_indexer(pd.Index(frame[self.arm].to_numpy(dtype=object), dtype=object))
+        arm = level_places(frame[self.arm], self.levels)
         if unknown := int((arm < 0).sum()):
             raise DesignError(
                 f"{at_column(site, self.arm)}: {unknown:,} rows are in an arm that the propensity model does "
                 "not have. Leave them out, or fit that model with them."
             )
-        return np.asarray(arm, dtype=np.int64)
+        return arm
 
     def rows(self, frame: pd.DataFrame, site: str) -> WeightedArms:
         """Return complete rows of a site with their weights."""

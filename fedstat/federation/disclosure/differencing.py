@@ -46,6 +46,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     find_isolated,
     has_few_values,
 )
+from fedstat.federation.tables.columns import level_places
 from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Bools, Floats, Ints
 
@@ -102,9 +103,8 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
     def express(made: Expressions) -> Expressed:
         sums: list[tuple[Polynomial, str]] = []
         for name, values in fact.levels.items():
-            index = pd.Index(list(values), dtype=object)
-            chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
-            code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
+            chunks = data.table.chunks([name])
+            code = np.concatenate([level_places(chunk[name], values) for chunk in chunks])
             sums += summed_groups(made, np.where(fact.used, code, -1), f"levels of '{name}'").sums
         return Expressed(sums)
 

@@ -308,6 +308,14 @@ def find_levels(series: pd.Series) -> tuple[LevelValue, ...]:
     return tuple(map(_plain, sorted(series.unique().tolist())))
 
 
+def level_places(values: pd.Series | Array, levels: Sequence[LevelValue]) -> Ints:
+    """Return the place of each value (n,) among levels, -1 for others."""
+    # Each distinct value is looked up once.
+    codes, distinct = pd.factorize(values)
+    found = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(distinct, dtype=object))
+    return np.append(found, -1)[codes].astype(np.int64)
+
+
 def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, name: str) -> pd.Categorical:
     """Code a column without missing values by agreed levels, in their order; refuse any other level."""
     if isinstance(series.dtype, pd.CategoricalDtype):
@@ -316,8 +324,7 @@ def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, 
         found = series.cat.codes.to_numpy()
         codes = np.where(found < 0, -1, np.append(position, -1)[found])
     else:
-        values = pd.Index(series.to_numpy(dtype=object), dtype=object)
-        codes = pd.Index(list(levels), dtype=object).get_indexer(values)
+        codes = level_places(series, levels)
     unknown = codes < 0
     if unknown.any():
         new = [level for level in find_levels(series[unknown]) if level not in levels]

@@ -30,7 +30,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.row_checks import entities_per_equation
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
-from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.columns import LevelValue, level_places
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable, risk_sums, tie_sums
 from fedstat.models.cox.steps import (
     BETA,
@@ -136,9 +136,7 @@ class SiteIntervals:
             return code
         frame = pd.concat([rows.frame[list(names)] for rows, _ in self.risks.opened.chunks()])
         for name, levels in zip(names, self.request.stratum_levels, strict=True):
-            own = pd.Index(list(levels), dtype=object).get_indexer(
-                pd.Index(frame[name].to_numpy(dtype=object))
-            )
+            own = level_places(frame[name], levels)
             if not len(self.risks.opened.used):
                 own = np.arange(len(own)) % len(levels)  # in a dry run, whose groups are drawn
             if (own < 0).any():

@@ -109,9 +109,9 @@ class WeightedTimes:
         """Weights, slopes and residuals."""
         site, (X, arm, *_) = self.site, self.columns
         parts, own = list(site.chunks()), np.frombuffer(self.own)
-        eta = site.chain.predictors(X, own)
-        w, slopes, _, _ = site.equations.weights(eta, arm)
-        scores = [site.at(stage).residuals_of(part, own)[1] for stage in WEIGHING for part in parts]
+        points = [(part, site.predictors(part, own)) for part in parts]
+        scores = [site.at(stage).residuals_of(*point)[1] for stage in WEIGHING for point in points]
+        w, slopes, _, _ = site.equations.weights(np.concatenate([eta for _, eta in points]), arm)
         residuals = np.concatenate(scores).reshape(len(WEIGHING), len(X), -1).sum(axis=0)
         sampled = np.concatenate([part.weight for part in parts])
         return w * sampled, slopes * sampled[:, None], residuals[:, self.group]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy.special import expit, ndtri
 
 from fedstat.errors import EstimationError, MessageError
@@ -18,7 +17,7 @@ from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import control
-from fedstat.federation.tables.columns import LevelValue
+from fedstat.federation.tables.columns import LevelValue, level_places
 from fedstat.inference.stacked import EquationChain, sandwich
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.treatment import (
@@ -236,11 +235,8 @@ class SiteTreatment(PredictorObjective):
 
     def chunks(self) -> Iterator[ArmRows]:
         """Yield the rows, part by part."""
-        index = pd.Index(list(self.levels), dtype=object)
         for rows, X in self.opened.chunks():
-            arm = index.get_indexer(
-                pd.Index(rows.frame[self.request.arm].to_numpy(dtype=object), dtype=object)
-            )
+            arm = level_places(rows.frame[self.request.arm], self.levels)
             y = rows.y if self.opened.question.response else np.zeros(len(X))
             weight = rows.weights.get("var_weights", np.ones(len(X)))
             offset = np.zeros(len(X)) if rows.offset is None else rows.offset
@@ -248,7 +244,7 @@ class SiteTreatment(PredictorObjective):
             for start in range(0, len(X), BLOCK):
                 part = slice(start, start + BLOCK)
                 values = (y[part], weight[part], offset[part])
-                yield ArmRows(X[part], np.asarray(arm[part], dtype=np.int64), *values)
+                yield ArmRows(X[part], arm[part], *values)
 
     @property
     def arms(self) -> Floats:
@@ -270,10 +266,10 @@ class SiteTreatment(PredictorObjective):
                 counts = (int((inside & (y == 0.0)).sum()), int((inside & (y == 1.0)).sum()))
                 yield facts.OutcomeCounts(counts, f"{self.opened.question.response} of {level}")
 
-    def residuals_of(self, rows: ArmRows, own: Floats) -> Residuals:
-        """Return log-likelihoods, residuals and derivatives of rows at the site's own parameters."""
+    def residuals_of(self, rows: ArmRows, eta: Floats) -> Residuals:
+        """Return log-likelihoods, residuals and derivatives of rows at predictors (m, L)."""
         member = self.request.target == self.data.name
-        found = self.equations.residuals(self.predictors(rows, own), rows.arm, rows.y, self.stage, member)
+        found = self.equations.residuals(eta, rows.arm, rows.y, self.stage, member)
         if not self.sampled:
             return found
         loglik, g, H = found
@@ -289,33 +285,38 @@ class SiteTreatment(PredictorObjective):
     def rows_at(self, own: Floats) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
         """Yield columns, log-likelihoods, residuals, and their derivatives by the predictors."""
         for rows in self.chunks():
-            yield rows.X, *self.residuals_of(rows, own)
+            yield rows.X, *self.residuals_of(rows, self.predictors(rows, own))
 
     def sums(self, own: Floats) -> SiteSums:
         """Sum over the rows."""
-        chain, loglik = self.chain, 0.0
+        chain, loglik, points = self.chain, 0.0, []
+        spread = np.zeros((2, len(chain.columns) + len(self.equations.pairs(self.stage))))
         score, information = np.zeros(chain.size), np.zeros((chain.size, chain.size))
-        for X, part, g, H in self.rows_at(own):
+        for rows in self.chunks():
+            points.append((self.predictors(rows, own), rows.arm))
+            part, g, H = self.residuals_of(rows, points[-1][0])
             loglik += float(part.sum())
-            score += chain.score(X, g)
-            information -= chain.derivative(X, H)
-        return SiteSums(loglik, score, information, flat=lambda: self.is_flat(own))
+            score += chain.score(rows.X, g)
+            information -= chain.derivative(rows.X, H)
+            sizes = np.abs(self.factors(g, H))
+            spread += [sizes.sum(axis=0), np.einsum("ik,ik->k", sizes, sizes)]
+        return SiteSums(loglik, score, information, spread.T, lambda: self.is_flat(points))
 
-    def is_flat(self, own: Floats) -> bool:
+    def is_flat(self, points: Iterable[tuple[Floats, Ints]]) -> bool:
         """Return whether probabilities of arms, or of a binary outcome, are 0 or 1 at nearly all rows.
 
-        Score and weights are then sums over the rows on one side of a cut.
+        Score and weights are then sums over the rows on one side of a cut. `points` has the predictors and
+        arms of parts of the rows.
         """
         (P, S, Q, _), J = self.equations.groups, len(self.levels)
         errors, mass = np.zeros(3), np.zeros((3, J))
-        for rows in self.chunks():
-            eta = self.predictors(rows, own)
+        for eta, arm in points:
             if self.equations.weighs:
                 E = arm_probabilities(eta[:, P], self.request.link)
                 errors[0] += (1.0 - (E**2).sum(axis=1)).sum()
                 mass[0] += E.sum(axis=0)
             if self.equations.models and self.request.spec.name == "Binomial":
-                add_errors(errors, mass, 1, expit(eta[:, Q])[np.arange(len(eta)), rows.arm])
+                add_errors(errors, mass, 1, expit(eta[:, Q])[np.arange(len(eta)), arm])
             if S.stop > S.start:
                 add_errors(errors, mass, 2, expit(eta[:, S.start]))
         rest = mass.sum(axis=1) - mass.max(axis=1)
@@ -323,8 +324,8 @@ class SiteTreatment(PredictorObjective):
 
     def cuts(self, own: Floats) -> Iterator[facts.RowGroups]:
         """Facts on the rows on either side of a cut by the probabilities, if weights jump there."""
-        found = [self.equations.cut(self.predictors(rows, own), self.stage) for rows in self.chunks()]
-        if code := [one for one in found if one is not None]:
+        if self.equations.jumps(self.stage):
+            code = [self.equations.cut(self.predictors(rows, own), self.stage) for rows in self.chunks()]
             yield facts.RowGroups(CUTS_KEY, np.concatenate(code), self.opened.places, of_models=True)
 
     def facts_at(
@@ -352,8 +353,9 @@ class SiteTreatment(PredictorObjective):
 
     def _linear(self, rows: ArmRows, own: Floats) -> Iterator[tuple[str, int, int, Floats, Floats | None]]:
         """Yield the sum, equation and predictor, weights (m, 1), and the outcome where it multiplies them."""
+        eta = self.predictors(rows, own)
         zero, one = (
-            self.residuals_of(rows._replace(y=np.full_like(rows.y, value)), own) for value in (0.0, 1.0)
+            self.residuals_of(rows._replace(y=np.full_like(rows.y, value)), eta) for value in (0.0, 1.0)
         )
         for name, sign, place, pairs in (
             ("score", 1.0, 1, [(j, -1) for j in range(zero[1].shape[1])]),
@@ -373,7 +375,11 @@ class SiteTreatment(PredictorObjective):
 
     def vectors_of(self, rows: ArmRows, own: Floats) -> Floats:
         """Return the same of some rows."""
-        _, g, H = self.residuals_of(rows, own)
+        _, g, H = self.residuals_of(rows, self.predictors(rows, own))
+        return self.factors(g, H)
+
+    def factors(self, g: Floats, H: Floats) -> Floats:
+        """Return the weights (m, k) by which columns are multiplied: residuals, derivatives of a stage."""
         return np.column_stack([g, *(-H[:, j, k] for j, k in self.equations.pairs(self.stage))])
 
     def blocks(self) -> Iterator[TreatmentBlock]:
@@ -565,7 +571,11 @@ def sum_products(
     """
     site = rows_in(state, SiteTreatment).at(ALL)
     own, C = site.place(shift, scale, beta)
-    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=lambda: site.is_flat(own))
+
+    def flat() -> bool:
+        return site.is_flat((site.predictors(rows, own), rows.arm) for rows in site.chunks())
+
+    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=flat)
     state.report(*site.facts_at(own, unsummed), *site.products_at(own))
     arrays: dict[str, Array] = {}
     if site.request.clusters:
