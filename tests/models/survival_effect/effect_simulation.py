@@ -234,43 +234,46 @@ def double_robustness(replications: int, n: int = 2000) -> pd.DataFrame:
     return pd.DataFrame.from_dict(table, orient="index", columns=["bias", "mean error", "coverage"])
 
 
-def federated_trials(replications: int, n: int = 500) -> pd.DataFrame:
-    """Return estimates and rejected tests of weighted Cox models of trials with an external control arm.
+def draw_trial(n: int, shift: float, ratio: float, rng: np.random.Generator) -> pd.DataFrame:
+    """Draw a trial with an external control arm by the design of Ogier du Terrail et al. (2025, FedECA).
 
-    A small version of the simulation of Ogier du Terrail et al. (2025, FedECA): ten correlated normal
-    covariates shift the arm and the hazard, which is constant in time.
+    Ten correlated normal covariates have drawn coefficients in the hazard, and in the arm by the `shift`;
+    `ratio` is the hazard ratio given the covariates, the baseline that of Weibull times. A third to a half of
+    the rows are censored.
     """
-    rng = np.random.default_rng(7)
     p = 10
     root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(p), np.arange(p))))
-    slopes = np.where(np.arange(p) % 2, -0.25, 0.25)
-    rows = []
-    for name, effect in (("no effect", 0.0), ("effect", -0.4)):
-        kinds: dict[str, list[tuple[float, float]]] = {}
-        for _ in range(replications):
-            X = rng.normal(size=(n, p)) @ root.T
-            t = (rng.random(n) < expit(1.5 * (X @ slopes) + 0.2 * X[:, 0])) * 1.0
-            time = rng.exponential(size=n) / np.exp(X @ slopes + effect * t)
-            end = rng.exponential(2.0, n)
-            d = pd.DataFrame({"t": t, "time": np.minimum(time, end), "event": (time <= end) * 1.0})
-            d["site"] = 0
-            Z = np.column_stack([np.ones(n), X])
-            weighted = Propensity.fit(t, Z)
-            value, influences = hazard_influences(weighted, d)
-            plain = Propensity(np.ones(n), weighted.slopes, weighted.influence)
-            unweighted, own = hazard_influences(plain, d)
-            for kind, one in (
-                ("stacked", (value, np.linalg.norm(weighted.stacked(influences)))),
-                ("robust", (value, np.linalg.norm(influences))),
-                ("unweighted", (unweighted, np.linalg.norm(own))),
-            ):
-                kinds.setdefault(kind, []).append(one)
-        for kind, several in kinds.items():
-            value, error = np.array(several).T
-            rejected = (np.abs(value) > Z95 * error).mean()
-            rows.append((name, kind, value.mean(), value.std(ddof=1), error.mean(), rejected))
-    columns = ["truth", "errors", "log ratio", "deviation", "mean error", "rejected"]
-    return pd.DataFrame(rows, columns=columns).set_index(["truth", "errors"])
+    X = rng.normal(size=(n, p)) @ root.T
+    t = (rng.random(n) < expit(X @ (2.0 * shift * rng.uniform(-0.5, 0.5, p) / np.sqrt(p)))) * 1.0
+    hazard = np.exp(X @ rng.normal(size=p) + t * np.log(ratio))
+    time = 10.0 * (rng.exponential(size=n) / hazard) ** (1.0 / 3.0)
+    end = rng.exponential(0.5 * time.mean(), n)
+    columns = {"site": 0, "t": t, "time": np.minimum(time, end), "event": (time <= end) * 1.0}
+    return pd.DataFrame(X, columns=[f"x{j}" for j in range(p)]).assign(**columns)
+
+
+def federated_trials(replications: int) -> pd.DataFrame:
+    """Return rejected tests of weighted Cox models of trials with an external control arm.
+
+    The settings are those of the article: 700 rows by shift, and the strongest shift by rows.
+    """
+    rows = {}
+    for n, shift in (*((700, 0.5 * k) for k in range(5)), *((n, 2.0) for n in (300, 500, 900, 1100))):
+        for ratio in (1.0, 0.4):
+            rng, found = np.random.default_rng([7, n, int(2 * shift), int(10 * ratio)]), []
+            for _ in range(replications):
+                d = draw_trial(n, shift, ratio, rng)
+                t, X = d["t"].to_numpy(), d.filter(regex="^x").to_numpy()
+                p = Propensity.fit(t, np.column_stack([np.ones(n), X]))
+                value, influences = hazard_influences(p, d)
+                found.append([value, np.linalg.norm(p.stacked(influences)), np.linalg.norm(influences)])
+            value, *errors = np.array(found).T
+            rejected = [(np.abs(value) > Z95 * error).mean() for error in errors]
+            means = (value.mean(), value.std(ddof=1), *(error.mean() for error in errors))
+            rows[n, shift, ratio] = (*means, *rejected)
+    names = ["mean", "deviation", "stacked error", "robust error", "rejected", "rejected, robust"]
+    index = pd.MultiIndex.from_tuples(rows, names=["rows", "shift", "hazard ratio"])
+    return pd.DataFrame(rows.values(), index, names)
 
 
 def overlap_rule(replications: int) -> pd.DataFrame:

@@ -429,9 +429,7 @@ def test_augmented_weighting_needs_one_right_model():
 @pytest.mark.slow
 def test_stacked_errors_keep_the_level_of_tests_and_robust_ones_are_conservative():
     found = simulation.federated_trials(1000)
-    null = found.loc["no effect"]
-    assert null.loc["stacked", "rejected"] == pytest.approx(0.05, abs=0.02)
-    assert null.loc["robust", "rejected"] < null.loc["stacked", "rejected"]
-    assert null.loc["unweighted", "rejected"] > 0.3
-    effect = found.loc["effect"]
-    assert effect.loc["stacked", "rejected"] > effect.loc["robust", "rejected"]
+    null, effect = (found.xs(ratio, level="hazard ratio") for ratio in (1.0, 0.4))
+    assert null["rejected"].between(0.03, 0.075).all()
+    assert (null["rejected, robust"] < 0.025).all()
+    assert (effect["rejected"] > effect["rejected, robust"] + 0.05).all()
