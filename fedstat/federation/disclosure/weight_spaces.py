@@ -68,7 +68,7 @@ FEWEST_OF_A_LINE = 8
 TRIALS, NEAR_A_LINE = 8, 1e-4
 """Sets of rows in which a linear function of several atoms is sought, and its relative error there."""
 MOST_CANCELLED = 100.0
-"""Size of the parts of a linear function, relative to the largest value of a column, above which it is none."""
+"""Size of the parts of a linear function, relative to a column, above which it is none."""
 FEW_APART = 0.1
 """Largest share of the rows of a column in which it is not the linear function of several atoms."""
 SMALL_PARTS = (1e-2, 1e-4, SAME_RATIO)
@@ -550,7 +550,7 @@ class Expressions:
         return None
 
     def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
-        """Express a column that a linear function of several atoms equals but for few rows, as a total its parts.
+        """Express a column that a linear function of atoms equals but for few rows, as a total its parts.
 
         Equality in all rows is left alone: it singles out nobody, and in splines, of which many functions are
         equal on an interval, what is rounded off would look like a combination of its own.
@@ -726,7 +726,7 @@ def _is_linear(x: Floats, A: Floats, coefficients: Floats, tolerance: float) -> 
 
 
 def _few_parts(x: Floats, A: Floats) -> Floats:
-    """Return coefficients of the fewest columns of A (n, q) of which x (n,) is a linear function in as many rows.
+    """Return coefficients of the fewest columns of A (n, q) whose linear function x (n,) is in as many rows.
 
     Least squares gives each column a share of what is rounded off: parts that are small beside x are left
     out first, and come back only if x needs them.
