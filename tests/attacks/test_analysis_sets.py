@@ -284,3 +284,17 @@ def test_estimates_are_those_of_the_rows_used():
     np.testing.assert_allclose(found.bse, pooled.bse, rtol=1e-9)
     note = next(note for note in found.notes if "Some are complete" in str(note))
     assert "'A', 'B'" in str(note)
+
+
+@pytest.mark.parametrize("least", [1, 2, 3, 10])
+def test_moves_are_the_fewest_after_which_both_parts_have_none_or_enough(least):
+    def enough(count):
+        return count == 0 or count >= least
+
+    counts = range(3 * least + 2)
+    apart, rest = np.array([(a, b) for a in counts for b in counts]).T
+    expected = [
+        next((t for t in range(b + 1) if enough(a + t) and enough(b - t)), 0)
+        for a, b in zip(apart, rest, strict=True)
+    ]
+    assert analysis_sets._moves(apart, rest, least).tolist() == expected

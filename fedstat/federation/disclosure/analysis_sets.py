@@ -30,6 +30,7 @@ import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -265,11 +266,6 @@ def _distinct(codes: Ints, first: int) -> Ints:
     return np.column_stack([*found.values()]) if found else np.zeros((len(codes), 0), dtype=np.int64)
 
 
-def _counts(codes: Ints) -> list[Ints]:
-    """Count the rows of each level by column, (m, q); the last count is of rows without a level."""
-    return [np.append(one, 0) for one in _count_cells(_with_pairs(codes))]
-
-
 def _with_pairs(codes: Ints) -> Ints:
     """Add the cells of every two columns to levels (m, q), -1 where a level is not known."""
     m, q = codes.shape
@@ -287,15 +283,18 @@ class _Choice:
         self.released, self.part, self.minimum = released, part, minimum
         self.pool = part.inside[np.argsort(rank[part.inside], kind="stable")]
         self.every = _distinct(codes[np.concatenate([part.outside, self.pool])], len(part.outside))
-        outside, inside = np.split(self.every[:, :MOST_COLUMNS], [len(part.outside)])
-        self.levels, self.columns = _with_pairs(inside), inside.shape[1]
-        self.start = _counts(outside), _counts(inside)
+        codes = self.every[:, :MOST_COLUMNS]
+        places, first = _number_cells(_with_pairs(codes))
+        # Cells of one column, then those of two; the last place is that of rows without a level.
+        self.first, self.last = first[: codes.shape[1] + 1], int(first[-1])
+        outside, self.places = np.split(places, [len(part.outside)])
+        self.start = [np.bincount(part.ravel(), minlength=self.last + 1) for part in (outside, self.places)]
         self.rng = np.random.default_rng(int(rank[part.inside].sum()))
         self._begin(0)
 
     def _begin(self, attempt: int) -> None:
         self.taken = np.zeros(len(self.pool), dtype=bool)
-        self.apart, self.rest = ([count.copy() for count in counts] for counts in self.start)
+        self.apart, self.rest = (np.append(counts[:-1], 0) for counts in self.start)
         self.noise, self.by_level = attempt * NOISE, attempt % 2 == 1
 
     def rows(self) -> Ints:
@@ -362,15 +361,16 @@ class _Choice:
 
     def _take(self, place: int) -> None:
         self.taken[place] = True
-        for j, level in enumerate(self.levels[place].tolist()):
-            if level >= 0:
-                self.apart[j][level] += 1
-                self.rest[j][level] -= 1
+        cells = self.places[place]
+        cells = cells[cells < self.last]
+        self.apart[cells] += 1
+        self.rest[cells] -= 1
 
     def _lacking(self) -> float:
         """Return how many rows are lacking by level, and by cell of two columns, which count less."""
-        moves = [_moves(a, b, self.minimum.level).sum() for a, b in zip(self.apart, self.rest, strict=True)]
-        return float(sum(moves[: self.columns])) * CODES + float(sum(moves[self.columns :]))
+        moves = _moves(self.apart, self.rest, self.minimum.level)
+        levels, pairs = np.split(moves, self.first[-1:])
+        return float(levels.sum()) * CODES + float(pairs.sum())
 
     def _scores(self) -> Floats:
         """Return by how many moves each row of the pool brings the parts closer to enough rows by level.
@@ -378,35 +378,35 @@ class _Choice:
         In every other attempt, only rows of the level that lacks the fewest rows are candidates: all levels
         together may ask for rows that help none of them to have enough.
         """
-        least, scores = self.minimum.level, np.zeros(len(self.pool))
-        helps, nearest = np.zeros(len(self.pool), dtype=bool), np.inf
-        for j, (apart, rest) in enumerate(zip(self.apart, self.rest, strict=True)):
-            if self.by_level and j < self.columns:
-                lacking = _moves(apart, rest, least)
-                open_ = np.flatnonzero(lacking[:-1])
-                if len(open_) and lacking[open_].min() + (draw := self.rng.random()) < nearest:
-                    level = open_[lacking[open_].argmin()]
-                    nearest, one = lacking[level] + draw, self.levels[:, j] == level
-            gain = _moves(apart, rest, least) - _moves(apart + 1, np.maximum(rest - 1, 0), least)
-            gain[-1] = 0.0
-            scores += gain[self.levels[:, j]]
-            helps |= gain[self.levels[:, j]] > 0.0
+        least, nearest, place = self.minimum.level, np.inf, self.last
+        moves = _moves(self.apart, self.rest, least)
+        gain = moves - _moves(self.apart + 1, np.maximum(self.rest - 1, 0), least)
+        gain[-1] = 0.0
+        gains = gain[self.places]
+        scores, helps = gains.sum(axis=1), (gains > 0.0).any(axis=1)
+        for first, end in pairwise(self.first.tolist() if self.by_level else ()):
+            open_ = first + np.flatnonzero(moves[first:end])
+            if len(open_) and moves[open_].min() + (draw := self.rng.random()) < nearest:
+                place = open_[moves[open_].argmin()]
+                nearest = moves[place] + draw
         scores += self.rng.uniform(0.0, self.noise, len(scores)) if self.noise else 0.0
-        if np.isfinite(nearest) and (one & ~self.taken).any():
-            helps = one & ~self.taken
+        candidates = (self.places == place).any(axis=1) & ~self.taken
+        if np.isfinite(nearest) and candidates.any():
+            helps = candidates
         scores[self.taken | (~helps & helps.any())] = -np.inf
         return scores
 
     def _mix(self) -> bool:
         """Take a row of other levels, if all rows that are left out have one level of a column."""
-        constant = [j for j in range(self.columns) if (self.apart[j] > 0).sum() == 1]
+        columns = list(pairwise(self.first.tolist()))
+        constant = [j for j, cells in enumerate(columns) if (self.apart[slice(*cells)] > 0).sum() == 1]
         if not constant:
             return False
-        own = [int(self.apart[j].argmax()) for j in constant]
-        other = (self.levels[:, constant] != own) & (self.levels[:, constant] >= 0)
+        own = [columns[j][0] + int(self.apart[slice(*columns[j])].argmax()) for j in constant]
+        other = (self.places[:, constant] != own) & (self.places[:, constant] < self.last)
         free = np.flatnonzero(~self.taken)
         _, which, counts = np.unique(
-            self.levels[free][:, : self.columns], axis=0, return_inverse=True, return_counts=True
+            self.places[free][:, : len(columns)], axis=0, return_inverse=True, return_counts=True
         )
         gain = np.zeros(len(self.pool))
         # Of equally many other levels, a row that has equal ones.
@@ -429,11 +429,21 @@ def _first_of_each(cell: Ints, take: Ints) -> Bools:
 
 def _moves(apart: Ints, rest: Ints, least: int) -> Floats:
     """Return how many rows of each level must move until both parts have none or enough; 0 for never."""
-    moves = np.zeros(len(apart))
-    for t in range(2 * least, -1, -1):
-        a, b = apart + t, rest - t
-        moves[((a == 0) | (a >= least)) & ((b == 0) | (b >= least))] = t
-    return moves
+    lacking = np.maximum(least - apart, 0)
+    # As many as are lacking, if enough are left; else all of the rest.
+    moves = np.where(lacking <= rest - least, lacking, np.where(rest >= lacking, rest, 0))
+    return np.where(apart == 0, 0, moves).astype(float)
+
+
+def _number_cells(cells: Ints) -> tuple[Ints, Ints]:
+    """Return places of the cells that occur in columns of levels, (m, q), and the first of each column.
+
+    The last of these (q + 1,) is the place of rows without a level.
+    """
+    first = CODES * np.arange(cells.shape[1] + 1)
+    keys = np.where(cells < 0, first[-1], cells + first[:-1])
+    found = np.unique(keys[cells >= 0])
+    return np.searchsorted(found, keys), np.searchsorted(found, first)
 
 
 def _codes(data: SiteData, released: ReleasedSums) -> Ints:
