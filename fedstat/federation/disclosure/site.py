@@ -416,7 +416,7 @@ class Site:
             self._data,
             request,
             step,
-            self.states.get(request.session, State(self.name)),
+            self.states.get(request.session) or State(self.name),
             client,
             chain,
             ended,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import pandas as pd
@@ -292,7 +293,7 @@ class State:
 
     def copy(self) -> State:
         """Return the present state, for :meth:`restore`."""
-        earlier = State(self.site)
+        earlier = State.__new__(State)  # with what restore() reads, and nothing else
         earlier.restore(self)
         earlier._items = {name: snapshot(item) for name, item in self._items.items()}
         return earlier
@@ -362,10 +363,17 @@ def snapshot(item: Any) -> Any:
         return [snapshot(part) for part in item]
     if isinstance(item, dict):
         return {name: snapshot(part) for name, part in item.items()}
-    kind = getattr(item, "__dataclass_params__", None)
-    if kind is None or kind.frozen or isinstance(item, type):
+    changing = _changing_fields(type(item))
+    if not changing:
         return item
     held = copy(item)
-    for part in fields(item):
-        setattr(held, part.name, snapshot(getattr(item, part.name)))
+    for name in changing:
+        setattr(held, name, snapshot(getattr(item, name)))
     return held
+
+
+@cache
+def _changing_fields(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that is not frozen; none of another type."""
+    params = getattr(kind, "__dataclass_params__", None)
+    return () if params is None or params.frozen else tuple(part.name for part in fields(kind))

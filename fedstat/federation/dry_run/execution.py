@@ -64,6 +64,8 @@ class DrySite(Site):
         table = FrameTable(pd.DataFrame(index=range(n_rows)), entities)
         super().__init__(name, table, policy, COMMON_SEED, site_column)
         self.owners = policy  # :attr:`policy` is the one in force at the moment
+        # The rules before a reply are off: else the first of them would hide what the steps have to say.
+        self._counts = replace(ALLOW_ALL, **{name: getattr(policy, name) for name in REPLY_RULES})
         self._instead = instead or {}
         self._reported_columns = False
         self.refused: list[PolicyError] = []
@@ -88,10 +90,8 @@ class DrySite(Site):
         self.refused = list(refusals(self.name, self.owners, intended, step))
         if request.masked is not None:
             self._hold("", "", partial(check_mask, self.name, self.owners, self.n_masked))
-        # The rules above are off here: else the first of them would hide what the steps have to say.
-        counts = replace(ALLOW_ALL, **{name: getattr(self.owners, name) for name in REPLY_RULES})
         try:
-            reply = self._request(request, counts)
+            reply = self._request(request, self._counts)
         except PolicyError as error:
             self._note(error, "")
             reply = self._request(request, ALLOW_ALL)
@@ -128,7 +128,7 @@ class DrySite(Site):
     def _request(self, request: Request, policy: Policy) -> Reply:
         """Answer under some policy, which steps are handed with the data."""
         # Steps read the policy too, for instance for the number of rows behind a level.
-        self.policy, self._data = policy, replace(self._data, policy=policy)
+        self.policy = policy
         return unpack_reply(self.answer(pack_request(request)))
 
     def _find_step(self, request: Request) -> Step:
