@@ -588,7 +588,7 @@ FAILURES = [
         "y ~ v",
         budgeted,
         {"epsilon": 50.0, "bounds": {"y": (-6.0, 6.0), "v": (-6.0, 6.0)}},
-        {"draws": 20, "polish": 0},
+        {"draws": 10, "polish": 0},
         then=lambda fit: fit.copula_test,
     ),
     Failure(

@@ -1151,7 +1151,7 @@ FAMILIES = {
                 f"a1 ~ {x}", p, epsilon=50.0, bounds={"a1": (-6.0, 6.0), x.strip("`"): (-6.0, 6.0)}
             ),
             "b1",
-            {"draws": 20},
+            {"draws": 10},
             response="a1",
             written=True,
             noisy=True,

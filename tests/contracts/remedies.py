@@ -180,7 +180,8 @@ class Situation:
 
     After the call of the remedy the note is gone, or names none; where the call returns something else to
     compare with, `shows` checks that. `part` is a member whose note it is, `again` makes the partition that
-    the text recommends, and `constants` of the package have other values meanwhile.
+    the text recommends, and `constants` of the package have other values meanwhile. `fewer` are arguments of
+    a remedy that repeats a fit many times, or at many lambdas, by default.
     """
 
     kind: str
@@ -193,6 +194,7 @@ class Situation:
     shows: Callable[[Any], bool] | None = None
     again: Callable[[], Any] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
+    fewer: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.model, self.kind, self.part)))
@@ -202,10 +204,10 @@ def execute(call: str, situation: Any, partition: Any, result: Any = None) -> An
     """Execute the call of a remedy: three dots are the arguments as given, or a side of the formula."""
     tree = ast.parse(call, mode="eval").body
     assert isinstance(tree, ast.Call)
-    chain = ast.unparse(tree.func)
+    chain, fewer = ast.unparse(tree.func), getattr(situation, "fewer", {})
     made = tree.func.value if isinstance(tree.func, ast.Attribute) else None
     if chain != "fit" and made is None:
-        return eval(call, {chain: getattr(result, chain), "partition": partition})
+        return eval(call, {chain: functools.partial(getattr(result, chain), **fewer), "partition": partition})
     assert made is None or isinstance(made, ast.Call)
     model = "" if made is None else ast.unparse(made.func).rpartition("from_formula")[0].rstrip(".")
     kind = getattr(fs, model or situation.model)
@@ -218,7 +220,7 @@ def execute(call: str, situation: Any, partition: Any, result: Any = None) -> An
     if isinstance(written, str):
         sides = zip(written.split(" ~ "), formula.split(" ~ ", 1), strict=True)
         formula = " ~ ".join(given if new == "..." else new for new, given in sides)
-    kept = situation.arguments if tree.args else {}
+    kept = situation.arguments if tree.args else fewer
     return kind.from_formula(formula, partition, **settings).fit(**{**kept, **arguments_of(tree)})
 
 
@@ -248,6 +250,7 @@ CROSSING = functools.partial(patients, (0.7, 2.2))
 COMMON = {"baseline": "common", "grid": 2, "until": 30}
 FREE_EM = {"missing": "em", "between": "independent"}
 ITERATIVE = {"exchange": "iterative"}
+FEW_LAMBDAS = {"n_lambdas": 12}
 WITH_Z, WITH_V, WITH_BOTH = "y ~ x + z", "e ~ x + v", "y ~ x + z + v"
 SITUATIONS = [
     Situation("few_clusters", "FederatedOLS", "y ~ x", by_site, {"labels": ["g"]}, cluster(correction="CR1")),
@@ -461,8 +464,18 @@ SITUATIONS = [
         Situation(kind, "VerticalGLM", WITH_BOTH, lambda: columns(counts()), {"missing": "em"})
         for kind in ("naive_intervals", "conditional_claim")
     ),
-    Situation("proposed", "VerticalGLM", WITH_V, lambda: columns(counts()), {"family": BINOMIAL}),
-    Situation("proposed", "VerticalGLM", "y ~ .", heavy, {"family": BINOMIAL}),
+    Situation(
+        "proposed",
+        "VerticalGLM",
+        WITH_V,
+        lambda: columns(counts()),
+        {"family": BINOMIAL},
+        FEW_LAMBDAS,
+        fewer=FEW_LAMBDAS,
+    ),
+    Situation(
+        "proposed", "VerticalGLM", "y ~ .", heavy, {"family": BINOMIAL}, FEW_LAMBDAS, fewer=FEW_LAMBDAS
+    ),
     Situation(
         "smallest_lambda",
         "VerticalGLM",
@@ -480,6 +493,7 @@ SITUATIONS = [
             {"n_clusters": 2, "n_factors": 0},
             {"select": None, "n_init": 1},
             shows=lambda found: bool(np.isfinite(found.tidy()["std_error"]).all()),
+            fewer={"samples": 20},
         )
         for distance in (0.5, 1.5)
     ),

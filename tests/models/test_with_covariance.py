@@ -1,5 +1,7 @@
 """Another covariance after the fit equals the fit with that covariance."""
 
+import functools
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -42,17 +44,25 @@ CHOICES = [
 ]
 
 
+@functools.cache
+def made(name):
+    kind, formula, settings = MODELS[name]
+    return getattr(fs, kind).from_formula(formula, sites(), **settings)
+
+
+@functools.cache
+def fitted(name, cov_type):
+    return made(name).fit(cov_type=cov_type, use_t=True)
+
+
 @pytest.mark.parametrize(("cov_type", "kwds"), CHOICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_covariance_is_that_of_the_fit_with_it(name, cov_type, kwds):
-    kind, formula, settings = MODELS[name]
-    model = getattr(fs, kind).from_formula(formula, sites(), **settings)
-    fit = model.fit(cov_type="HC0", use_t=True)
-    expected = model.fit(cov_type=cov_type, cov_kwds=kwds, use_t=True)
-    found = fit.with_covariance(cov_type, kwds)
+    expected = made(name).fit(cov_type=cov_type, cov_kwds=kwds, use_t=True)
+    found = fitted(name, "HC0").with_covariance(cov_type, kwds)
     equal(found, expected)
     # And from one to the next.
-    equal(found.with_covariance("HC1"), model.fit(cov_type="HC1", use_t=True))
+    equal(found.with_covariance("HC1"), fitted(name, "HC1"))
 
 
 def test_no_request_is_sent_where_the_sums_are_at_hand():
