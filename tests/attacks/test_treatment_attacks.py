@@ -90,6 +90,24 @@ def test_arms_that_differ_in_one_person():
         model(strict, "other").fit("ipw")
 
 
+def balance_sums(at, arm):
+    """Sums of the ages of each arm over all sites, by the balance of the arms."""
+    balance = model(at, arm).balance(overlap=False, masked=False)
+    weights, mean = balance._fit.weights[0], balance._fit.mean[0]
+    return weights[:, 1] * mean[:, 0]
+
+
+def test_balance_of_arms_that_differ_in_one_person():
+    """No outcome is read, but the difference of two tables is the age of the victim."""
+    open_to_all = partition(fs.Policy())
+    apart = balance_sums(open_to_all, "arm") - balance_sums(open_to_all, "other")
+    assert np.allclose(np.abs(apart), FRAME["age"][VICTIM], atol=1e-6)
+    strict = partition(STRICT)
+    model(strict).balance(overlap=False)
+    with pytest.raises(PolicyError):
+        model(strict, "other").balance(overlap=False)
+
+
 @pytest.mark.parametrize("column", ["even", "drawn"])
 def test_sampling_weights_that_differ_in_one_person(column):
     """The difference of the weighted sums is the victim's outcome, unless the second ones are refused."""
@@ -191,6 +209,41 @@ def test_ordinary_analyses_pass_under_the_strict_policy():
     assert fits[0].params.equals(fits[1].params)
     both = fs.TreatmentEffect.from_formula("income ~ age", strict, treatment="arm ~ age", estimand="ATO")
     assert both.fit("aipw").converged and both.balance(overlap=False).arms["weighted"].sum() == len(FRAME)
+
+
+ESTIMANDS = [{}, {"estimand": "ATT"}, {"estimand": "ATO"}, {"target": "S1"}, {"target": "S0"}]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 3, 0, 1)])
+def test_all_populations_pass_under_the_strict_policy(order):
+    """In any order, with two targets and three missing cells."""
+    frame = FRAME.assign(b=np.random.default_rng(8).normal(size=len(FRAME)).round(3))
+    for row, column in ((5, "age"), (300, "b"), (600, "income")):
+        frame.loc[row, column] = np.nan
+    public = PUBLISHED | {"b": NUMBER | {"range": [-6.0, 6.0]}}
+    at = fs.ClientPartition.from_frame(
+        frame, by="site", policy=STRICT, published=dict.fromkeys(SITES, public)
+    )
+    for place in order:
+        one = fs.TreatmentEffect.from_formula(
+            "income ~ age + b", at, treatment="arm ~ age + b", **ESTIMANDS[place]
+        )
+        assert one.balance(overlap=False).arms["rows"].sum() == len(frame) - 3
+        assert one.fit("aipw").converged and one.fit("ipw").converged
+
+
+def test_products_are_judged_with_the_columns_of_their_equation():
+    """One row has nearly all of a sum of squares that no equation has; means have no columns."""
+    frame = FRAME.drop(columns="other").assign(age=np.random.default_rng(9).normal(size=len(FRAME)))
+    here = frame.index[(frame["site"] == "S0") & (frame["arm"] == "new")][0]
+    for income, passes in ((20.0, True), (60.0, False)):
+        frame.loc[here, ["age", "income"]] = 6.5, income
+        at = fs.ClientPartition.from_frame(frame, by="site", policy=STRICT)
+        if passes:
+            assert model(at, estimand="ATT").fit("ipw").converged
+            continue
+        with pytest.raises(PolicyError, match="one row makes up nearly all"):
+            model(at, estimand="ATT").fit("ipw")
 
 
 def test_a_masked_sum_to_which_one_site_adds():

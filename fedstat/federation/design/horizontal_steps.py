@@ -545,11 +545,14 @@ class OpenRows:
         """The name of the offset in messages, if there is one."""
         return [OFFSET] if self.question.offsets or "exposure" in self.question.weights else []
 
-    def products_with(self, weights: Floats) -> SummedProducts:
-        """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
+    def products_with(self, weights: Floats, columns: Ints | None = None) -> SummedProducts:
+        """Fact on sums of products of two columns of the design with weights of the rows, (n,).
+
+        `columns` are places of those that are multiplied, the constant among them; by default all are.
+        """
         names, summed = self._columns()
         further, of_further = self.propensity_names()
-        return SummedProducts(
+        found = SummedProducts(
             self.design_columns,
             [*names, *further],
             np.flatnonzero(self.used),
@@ -557,6 +560,11 @@ class OpenRows:
             weights=weights,
             read=[*self._read(len(names)), *of_further],
         )
+        if columns is None:
+            return found
+        p, chosen = len(self.names), [j - 1 for j in columns.tolist() if j]
+        terms = {self.term_names[j] for j in chosen}
+        return found.of([*chosen, *(k for k in range(p, len(names)) if names[k] in terms)])
 
     def propensity_names(self) -> tuple[list[str], list[tuple[str, ...]]]:
         """Names of the columns of propensity models, and the columns of the table that each one reads."""

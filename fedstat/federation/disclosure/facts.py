@@ -9,7 +9,7 @@ with what a step stores: a step that uses the rows of an earlier step reports it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -428,6 +428,20 @@ class SummedProducts:
     weights: Floats | None = None
     multiplied: bool = True
     read: Sequence[tuple[str, ...]] = ()
+
+    def of(self, places: Sequence[int]) -> SummedProducts:
+        """Return the fact on some of the columns."""
+        names, summed, read = (
+            [values[k] for k in places if values] for values in (self.names, self.summed, self.read)
+        )
+        chunks = self.chunks
+        return replace(
+            self,
+            chunks=lambda: (block[:, list(places)] for block in chunks()),
+            names=names,
+            summed=summed,
+            read=read,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from fedstat.models.survival_effect.estimates import (
     remaining_times,
 )
 from fedstat.models.survival_effect.steps import WEIGHING, SurvivalEffectRequest
-from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton, parameter_names
+from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton
+from fedstat.models.treatment.steps import parameter_names
 from fedstat.typing import Array, Floats, Ints
 
 

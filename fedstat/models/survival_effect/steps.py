@@ -335,8 +335,7 @@ def sum_influences(
     digest = tuple(one.tobytes() for one in (log_ratios, weights, counts, places, remaining))
     report_vectors(state, rows, ("influences", rows.own, request, digest), vectors)
     scores = rows.by_column(residuals) @ to_own
-    for column in residuals.T:
-        state.report(rows.site.opened.products_with(column**2))
+    state.report(*rows.site.products_of(residuals))
     both = np.column_stack([influences, scores])
     arms = (rows.arm[:, None] == np.arange(len(rows.site.levels))) * w[:, None]
     arrays = {

@@ -35,7 +35,7 @@ from fedstat.models.horizontal.session import add
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, OwnEstimate, open_rows, site_fits
 from fedstat.models.rows.predictors import standardized_point, to_units
-from fedstat.models.treatment.steps import TreatmentRequest, first_parameters, parameters_of
+from fedstat.models.treatment.steps import TreatmentRequest, first_parameters, parameter_names, parameters_of
 from fedstat.typing import Array, Bools, Floats
 
 NO_STEP = (
@@ -340,22 +340,6 @@ def contrasts_with_first(J: int) -> Floats:
     R = np.vstack([np.eye(J)[1:], np.eye(J)[:1]])
     R[:-1, 0] = -1.0
     return R
-
-
-def parameter_names(
-    chain: EquationChain, equations: TreatmentEquations, levels: Sequence[LevelValue], columns: Sequence[str]
-) -> list[str]:
-    """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
-    P, S, Q, _ = equations.groups
-    heads = [f"propensity {level}: " for level in levels[1:]][: P.stop]
-    heads += ["target: "][: S.stop - S.start]
-    heads += [f"outcome {level}: " for level in levels][: Q.stop - Q.start]
-    found = [
-        f"{head}{columns[j]}"
-        for head, block in zip(heads, chain.columns, strict=False)
-        for j in block.tolist()
-    ]
-    return [*found, *(f"mean {level}" for level in levels if equations.estimates)]
 
 
 def require_stage(

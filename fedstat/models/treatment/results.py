@@ -27,8 +27,8 @@ from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clus
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
-from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first, parameter_names
-from fedstat.models.treatment.steps import weights_of
+from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first
+from fedstat.models.treatment.steps import parameter_names, weights_of
 from fedstat.typing import Floats
 
 FORMAT = "fedstat treatment results 1"

@@ -382,6 +382,19 @@ class SiteTreatment(PredictorObjective):
         """Return the weights (m, k) by which columns are multiplied: residuals, derivatives of a stage."""
         return np.column_stack([g, *(-H[:, j, k] for j, k in self.equations.pairs(self.stage))])
 
+    def products_at(self, own: Floats) -> Iterator[facts.SummedProducts]:
+        """Declare the products of the rows' scores, within equations and of two equations."""
+        yield from self.products_of(self.residuals(own))
+        columns = ("constant", *self.opened.names)
+        names = parameter_names(self.chain, self.equations, self.levels, columns)
+        scores = (self.chain.scores(X, g) for X, _, g, _ in self.rows_at(own))
+        yield facts.SummedProducts(lambda: scores, names)
+
+    def products_of(self, residuals: Floats) -> Iterator[facts.SummedProducts]:
+        """Declare the products of the scores of the first equations, by their residuals (n, k)."""
+        for columns, residual in zip(self.chain.columns, residuals.T, strict=False):
+            yield self.opened.products_with(residual**2, columns)
+
     def blocks(self) -> Iterator[TreatmentBlock]:
         """Yield the rows for the check of what sums at several parameters single out."""
         return (TreatmentBlock(self, rows) for rows in self.chunks())
@@ -492,6 +505,22 @@ def parameters_of(chain: EquationChain, equations: TreatmentEquations, stage: in
     for place in chain.places[equations.groups[stage]]:
         mask[place] = True
     return mask
+
+
+def parameter_names(
+    chain: EquationChain, equations: TreatmentEquations, levels: Sequence[LevelValue], columns: Sequence[str]
+) -> list[str]:
+    """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
+    P, S, Q, _ = equations.groups
+    heads = [f"propensity {level}: " for level in levels[1:]][: P.stop]
+    heads += ["target: "][: S.stop - S.start]
+    heads += [f"outcome {level}: " for level in levels][: Q.stop - Q.start]
+    found = [
+        f"{head}{columns[j]}"
+        for head, block in zip(heads, chain.columns, strict=False)
+        for j in block.tolist()
+    ]
+    return [*found, *(f"mean {level}" for level in levels if equations.estimates)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

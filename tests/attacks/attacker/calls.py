@@ -143,15 +143,22 @@ def aft(rng: Random) -> Call:
 
 
 def treatment(rng: Random) -> Call:
-    """Effects of a treatment on numbers and times, of several estimands."""
-    estimand = one(rng, ("ATE", "ATC", "ATO", "matching"))
+    """Effects of a treatment on numbers and times, of several estimands, and balance."""
+    estimand = one(rng, ("ATE", "ATT", "ATC", "ATO", "matching"))
     drawn = terms(rng, "g")
-    settings = {"treatment": f"C(g) ~ {drawn}", "estimand": estimand}
+    settings: dict[str, Any] = {"treatment": f"C(g) ~ {drawn}", "estimand": estimand}
     if rng.random() < 0.3:
         return model("SurvivalEffect", "Surv(t, e) ~ 1", {"grid": 5, "until": 30}, **settings)
-    given = {"method": one(rng, ("ipw", "aipw", "standardization")), **one(rng, OWN)}
+    given = {"method": one(rng, ("ipw", "aipw", "standardization", "ipw_ra")), **one(rng, OWN)}
     answer = next(name for name in ("y", "k", "x", "c") if name not in drawn)
-    return model("TreatmentEffect", f"{answer} ~ 1", given, **settings)
+    settings |= one(rng, ({}, {}, {"trim": 0.1}))
+    formula = f"{answer} ~ {one(rng, ('1', drawn))}"
+    if rng.random() < 0.2:
+        return Call(
+            f"balance {formula} {settings}",
+            lambda partition: fs.TreatmentEffect.from_formula(formula, partition, **settings).balance(),
+        )
+    return model("TreatmentEffect", formula, given, **settings)
 
 
 def weighted(rng: Random) -> Call:
