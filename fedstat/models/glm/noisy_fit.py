@@ -41,18 +41,22 @@ from fedstat.models.glm.noisy_newton import (
     FamilyName,
     NoisyIteration,
     NoisyPlan,
+    binary_family,
     binary_places,
     enough_rows,
+    plan_rest,
     plan_steps,
 )
 from fedstat.models.glm.noisy_steps import NAMES, NoisySumsRequest
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.privacy.zcdp import GRID
+from fedstat.privacy.zcdp import GRID, epsilon_of_zcdp
 from fedstat.typing import Floats
 
 PUBLIC_ROWS, SEED, SPREAD = 4000, 1, 6.0
 """Rows drawn from public ranges; a range is this number of standard deviations."""
+RARE = 0.05
+"""Share of ones for which the price is stated as well."""
 COLLINEAR = 1e-9
 MONOTONE_GRID = 1001
 
@@ -163,21 +167,22 @@ class NoisyQuestion:
 
     def price_notes(self) -> Iterator[str]:
         """State the expected price before anything is charged."""
-        plan = self.plan
+        plan, rare = self.plan, ""
+        if self.family == "Binomial":
+            own = binary_family(RARE, 0.0)[0]
+            price = plan_rest(own, len(self.base), self.n, plan.rhos[:3], self.rho, self.noise).price
+            rare = f" If only {RARE:.0%} of the responses are ones, " + (
+                f"it is about {price:.2f}." if math.isfinite(price) else "these are too few records."
+            )
         yield (
             f"Expected price: epsilon {self.epsilon:g} makes standard errors about {plan.price:.2f} times as "
-            f"large at {self.n:,} records, for columns of a normal distribution. Skewed columns and wide "
+            f"large at {self.n:,} records, for columns of a normal distribution.{rare} Skewed columns and wide "
             "bounds add to it."
         )
         yield f"The fit takes {len(plan.rhos)} rounds of noisy sums; a repetition of the same fit is free."
         if self.honest < 2 and len(self.records) > 2:
-            shared = plan_steps(
-                self.family,
-                len(self.base),
-                self.n,
-                self.rho,
-                Fraction(len(self.records), len(self.records) - 1),
-            )
+            K = len(self.records)
+            shared = plan_steps(self.family, len(self.base), self.n, self.rho, Fraction(K, K - 1))
             yield (
                 "Each site adds enough noise alone. If owners set colluding = 1, the price is about "
                 f"{shared.price:.2f}."
@@ -188,14 +193,28 @@ class NoisyQuestion:
     def plan(self) -> NoisyPlan:
         """Steps, budgets and R; an EstimationError states how many rows would do."""
         p = self.public.X.shape[1]
-        found = plan_steps(self.family, p, self.n, self.rho, self.noise)
+        found = self.plan_at(self.n)
         if not math.isfinite(found.price):
-            least = enough_rows(self.family, p, self.n, self.rho, self.noise)
+            least = enough_rows(self.n, self.plan_at)
             raise EstimationError(
                 f"{self.n:,} records are too few for {p} coefficients at epsilon {self.epsilon:g}, and "
                 f"nothing was charged: about {least:,} records would do. Use a larger epsilon or fewer terms"
             )
         return found
+
+    def plan_at(self, n: int) -> NoisyPlan:
+        """Plan a fit of n records."""
+        return plan_steps(self.family, self.public.X.shape[1], n, self.rho, self.noise)
+
+    def too_rare(self, iteration: NoisyIteration, cost: Fraction) -> EstimationError:
+        """Say that the start has shown too few records with the rarer response."""
+        least = enough_rows(self.n, lambda n: iteration.plan_of(iteration.rows * n / self.n))
+        return EstimationError(
+            f"about {min(iteration.share, 1.0 - iteration.share):.1%} of the records have the rarer response: "
+            f"{self.n:,} are too few for {len(self.base)} coefficients at epsilon {self.epsilon:g}, and about "
+            f"{least:,} would do. The fit ended after its first {iteration.step} sums, and was charged "
+            f"epsilon {epsilon_of_zcdp(cost, self.delta):.2g}. Use a larger epsilon or fewer terms"
+        )
 
     def request(
         self,
@@ -244,20 +263,21 @@ class NoisyFit:
 
 def run_noisy(session: RowsSession, question: NoisyQuestion) -> FitProtocol[NoisyFit]:
     """Take all steps of a plan, each from noisy sums over the sites."""
-    plan = question.plan
-    iteration = NoisyIteration.begin(question.family, plan, question.base, question.response)
+    iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
     shares = yield from agree_shares(question.policies, session.session)
-    cost, deviations = Fraction(0), [0.0, 0.0]
-    for t, rhos in enumerate(plan.rhos):
-        later = sum((a + b for a, b in plan.rhos[t + 1 :]), Fraction(0))
-        request = question.request(iteration, rhos, later, shares)
+    cost = Fraction(0)
+    while iteration.step < len(iteration.plan.rhos):
+        rhos, *rest = iteration.plan.rhos[iteration.step :]
+        request = question.request(iteration, rhos, sum((a + b for a, b in rest), Fraction(0)), shares)
         replies = yield session.request_all("sum_noisy_scores", {}, to_json(request))
-        unit = math.ldexp(1.0, -request.places)
-        deviations = [unit * math.sqrt(float(len(question.records) * request.share(k))) for k in (0, 1)]
+        unit, K = math.ldexp(1.0, -request.places), len(question.records)
         sums = [add(replies, name) * unit if name in replies[0].arrays else np.zeros(0) for name in NAMES]
-        iteration.take(sums[0], sums[1], deviations[1])
+        of_score, of_information = (unit * math.sqrt(float(K * request.share(k))) for k in (0, 1))
+        iteration.take(*sums, (of_score, of_information))
         cost += request.costs
-    return NoisyFit(*iteration.covariances(*deviations), iteration, cost)
+    if not math.isfinite(iteration.plan.price):
+        raise question.too_rare(iteration, cost)
+    return NoisyFit(*iteration.covariances(), iteration, cost)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class PrivateRegressionResults(
             epsilon=epsilon,
             delta=question.delta,
             rho=float(fit.cost),
-            steps=len(question.plan.rhos),
+            steps=len(fit.iteration.plan.rhos),
         )
         return cls(record, ledger)
 

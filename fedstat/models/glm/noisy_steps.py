@@ -238,12 +238,14 @@ def sum_noisy_scores(data: SiteData, state: State, request: NoisySumsRequest) ->
 
 
 def invented_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Return the sums of a simulated site."""
+    """Return the sums of a simulated site, whose columns have mean zero and no correlations."""
     request = from_json(NoisySumsRequest, text, data.name)
     state.report(EntityCount(data.table.n_rows), *request.owed())
     p, n = len(request.beta), data.table.n_rows
     first, second = np.triu_indices(p)
     score = np.zeros(p + request.point.extra, np.int64)
+    if request.stage == "means":
+        score[:p] = np.rint(np.ldexp(n * np.array(request.transform[0]), request.places))
     sums = score, np.where(first == second, n << request.places, 0).astype(np.int64)
     return {name: sums[NAMES.index(name)] for name in RELEASES[request.stage]}, ""
 

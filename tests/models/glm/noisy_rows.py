@@ -55,17 +55,18 @@ def model_of(table, family, sites=3, policy=None):
 def pooled_fit(question, X, y, rng=None, places=None):
     """Take all steps on pooled arrays, with normal noise of the planned variance, or none."""
     iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
-    deviations = [0.0, 0.0]
-    for rhos in question.plan.rhos:
-        point = iteration.point
-        places = binary_places(point, len(X), len(question.records)) if places is None else places
-        sums = [part * 2.0**-places for part in bounded_sums(point, X, y, places)]
+    while iteration.step < len(iteration.plan.rhos):
+        point, rhos = iteration.point, iteration.plan.rhos[iteration.step]
         radii = point.score_radius, point.information_radius
         deviations = [
             math.sqrt(float(radius * question.noise / (2 * rho))) if rho else 0.0
             for radius, rho in zip(radii, rhos, strict=True)
         ]
-        if rng is not None:
+        if rng is None:
+            digits = binary_places(point, len(X), len(question.records)) if places is None else places
+            sums = [part * 2.0**-digits for part in bounded_sums(point, X, y, digits)]
+        else:
+            sums = [part.sum(axis=0) for part in point.rows(X, y)]
             sums = [s + rng.normal(size=len(s)) * sd for s, sd in zip(sums, deviations, strict=True)]
-        iteration.take(*sums, deviations[1])
-    return iteration, *iteration.covariances(*deviations)
+        iteration.take(*sums, deviations)
+    return iteration, *iteration.covariances()
