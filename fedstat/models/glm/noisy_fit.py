@@ -176,8 +176,8 @@ class NoisyQuestion:
             )
         yield (
             f"Expected price: epsilon {self.epsilon:g} makes standard errors about {plan.price:.2f} times as "
-            f"large at {self.n:,} records, for columns of a normal distribution.{rare} Skewed columns and wide "
-            "bounds add to it."
+            f"large at {self.n:,} records, for columns of a normal distribution.{rare} Skewed columns and "
+            "wide bounds add to it."
         )
         yield f"The fit takes {len(plan.rhos)} rounds of noisy sums; a repetition of the same fit is free."
         if self.honest < 2 and len(self.records) > 2:
@@ -210,10 +210,11 @@ class NoisyQuestion:
         """Say that the start has shown too few records with the rarer response."""
         least = enough_rows(self.n, lambda n: iteration.plan_of(iteration.rows * n / self.n))
         return EstimationError(
-            f"about {min(iteration.share, 1.0 - iteration.share):.1%} of the records have the rarer response: "
-            f"{self.n:,} are too few for {len(self.base)} coefficients at epsilon {self.epsilon:g}, and about "
-            f"{least:,} would do. The fit ended after its first {iteration.step} sums, and was charged "
-            f"epsilon {epsilon_of_zcdp(cost, self.delta):.2g}. Use a larger epsilon or fewer terms"
+            f"about {min(iteration.share, 1.0 - iteration.share):.1%} of the records, or fewer, have the "
+            f"rarer response: {self.n:,} are too few for {len(self.base)} coefficients at epsilon "
+            f"{self.epsilon:g}, and at least {least:,} are needed. The fit ended after its first "
+            f"{iteration.step} sums, and was charged epsilon {epsilon_of_zcdp(cost, self.delta):.2g}. Use a "
+            "larger epsilon or fewer terms"
         )
 
     def request(

@@ -121,9 +121,9 @@ def huber_moments(mu: Floats) -> tuple[Floats, Floats]:
 class NoisyPoint:
     """A point of the iteration, in public numbers.
 
-    `transform` (p, p) is A, `beta` (p,) the coefficients of z, `scale` is s of the normal family, m of counts,
-    and the largest kappa of binary outcomes. In the stages "means" and "products" rows are summed, in "start"
-    they are multiplied with the response less `center` over `half`, cut to -1 and 1.
+    `transform` (p, p) is A, `beta` (p,) the coefficients of z, `scale` is s of the normal family, m of
+    counts, and k of binary outcomes. In the stages "means" and "products" rows are summed, in "start" they
+    are multiplied with the response less `center` over `half`, cut to -1 and 1.
     """
 
     family: FamilyName
@@ -297,8 +297,11 @@ Steps contract only linearly, since the weights of the next one are others.
 """
 MEANS = 0.03
 """Share of the budget for the means of the columns."""
-LOGISTIC, MOST_KAPPA = math.pi / 8.0, 2.0
-"""k of the normal approximation to the logit, and the largest kappa of a row over a usual one."""
+LOGISTIC, MOST_KAPPA, SHARE_STEPS = math.pi / 8.0, 2.0, 8
+"""Square of the logit's scale in the normal approximation, largest kappa over a usual one, and Newton steps.
+
+The steps find the mean of eta for a share of ones.
+"""
 _points, _weights = np.polynomial.hermite_e.hermegauss(40)
 NORMAL = _points, _weights / _weights.sum()
 """Points and weights of a normal variable."""
@@ -312,8 +315,8 @@ CLEAR, FLOOR = 0.4, 2.0
 class NoisyPlan:
     """Budgets of the steps, R^2, and the expected price.
 
-    `rhos` has the budgets of score and information by step, and their sum is `rho`. `noise` is the variance of
-    all shares of noise over that which is charged. `price` is the ratio of standard errors with and
+    `rhos` has the budgets of score and information by step, and their sum is `rho`. `noise` is the variance
+    of all shares of noise over that which is charged. `price` is the ratio of standard errors with and
     without noise, of columns of a normal distribution; infinite where the noise leaves no estimate.
     """
 
@@ -407,13 +410,14 @@ def binary_family(share: float, spread: float) -> tuple[NoisyFamily, Floats, flo
     """Describe binary outcomes whose eta is a normal variable, by the share of ones and the deviation of eta.
 
     Returns the family, moments E kappa (1, t, t^2) / E kappa of the standardized eta t, and the mean of eta.
-    E expit(eta) is about expit(mean / (1 + k s^2)^1/2) with k = pi / 8, and kappa is summed up to twice its
-    mean. The family's start is in units of covariances.
+    The largest kappa is twice its mean, at most 1/4.
     """
     t, weights = NORMAL
     middle = math.log(share / (1.0 - share)) * math.sqrt(1.0 + LOGISTIC * spread**2)
-    mu = expit(middle + spread * t)
-    kappa = weights * mu * (1.0 - mu)
+    for _ in range(SHARE_STEPS):
+        mu = expit(middle + spread * t)
+        kappa = weights * mu * (1.0 - mu)
+        middle += (share - float(weights @ mu)) / float(kappa.sum())
     usual = float(kappa.sum())
     own = replace(FAMILIES["Binomial"], usual=usual, kappa=min(0.25, MOST_KAPPA * usual))
     skew = float(kappa @ (1.0 - 2.0 * mu)) / usual

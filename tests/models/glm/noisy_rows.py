@@ -1,15 +1,25 @@
-"""Tables, and the arithmetic of a noisy regression on pooled arrays, for its tests and simulations."""
+"""Tables, and the arithmetic of a noisy regression on pooled arrays, for its tests and simulations.
+
+``python noisy_rows.py`` writes coverage and price of all settings of :data:`GRID`.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 import fedstat as fs
+from fedstat.errors import EstimationError
+from fedstat.models.glm.noisy_fit import noisy_question
 from fedstat.models.glm.noisy_newton import NoisyIteration, binary_places, bounded_sums
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "noisy_regression.csv"
+COLUMNS = ("family", "columns", "rows", "epsilon", "sites", "intercept")
+Z = 1.959964
 SITES = ("A", "B", "C", "D", "E", "F", "G", "H", "I", "J")
 COUNT_LIMIT, NORMAL_LIMIT = 40.0, 10.0
 BETA = np.array([-0.7, 0.5, -0.4, 0.3, 0.0, 0.6, -0.2])
@@ -70,3 +80,82 @@ def pooled_fit(question, X, y, rng=None, places=None):
             sums = [s + rng.normal(size=len(s)) * sd for s, sd in zip(sums, deviations, strict=True)]
         iteration.take(*sums, deviations)
     return iteration, *iteration.covariances()
+
+
+RARE = -2.6
+"""Change of the intercept that leaves 5 % ones."""
+RUNS = {2_000: 200, 5_000: 200, 10_000: 100, 20_000: 100, 50_000: 40}
+EPSILONS = (0.5, 1.0, 3.0, 10.0)
+GRID = [
+    *(
+        (family, kind, n, epsilon, sites, 0.0)
+        for family in FAMILY
+        for kind in KINDS
+        for n, sites in ((2_000, 3), (10_000, 1), (10_000, 3), (10_000, 10), (50_000, 3))
+        for epsilon in EPSILONS
+    ),
+    *(
+        ("Binomial", kind, n, epsilon, 3, RARE)
+        for kind in ("normal", "binary")
+        for n in (2_000, 5_000, 10_000, 50_000)
+        for epsilon in EPSILONS
+    ),
+]
+"""Family, columns, rows, epsilon, sites, change of the intercept."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of converged runs: mean and lowest coverage, and median price; and the shares of other runs."""
+
+    mean: float
+    worst: float
+    price: float
+    expected: float
+    failed: float
+    refused: float
+
+
+def data_of(table):
+    return np.column_stack([np.ones(len(table)), table.drop(columns="y")]), table["y"].to_numpy()
+
+
+def coverage(family, kind, n, epsilon, sites, runs, seed, intercept=0.0):
+    """Simulate intervals; an EstimationError where most runs are refused, before or after the start."""
+    question, hits, prices, expected, ends = None, [], [], [], []
+    for run in range(runs):
+        rng = np.random.default_rng([seed, run])
+        table, beta = draw(family, kind, n, rng, intercept)
+        if question is None:
+            model = model_of(table, family, sites, fs.Policy(privacy=fs.Budget(50.0, 1e-6, colluding=1)))
+            question = noisy_question(model, epsilon, 1e-6, bounds_of(family, kind))
+            _ = question.plan, question.base
+        iteration, params, sampling, noise = pooled_fit(question, *data_of(table), rng)
+        known = math.isfinite(iteration.plan.price)
+        ends.append("refused" if not known else "converged" if iteration.converged else "failed")
+        if ends[-1] == "converged":
+            bse = np.sqrt(np.diag(sampling + noise))
+            hits.append(np.abs(params - beta) < Z * bse)
+            prices.append(np.median(bse / np.sqrt(np.diag(sampling))))
+            expected.append(iteration.plan.price)
+    if ends.count("refused") > 0.5 * runs:
+        raise EstimationError("most runs are refused")
+    by = np.mean(hits, axis=0)
+    shares = (ends.count(one) / runs for one in ("failed", "refused"))
+    return Coverage(by.mean(), by.min(), np.median(prices), np.median(expected), *shares)
+
+
+def write_coverage():
+    """Write the table of all settings, those that are refused with empty figures."""
+    rows = []
+    for case in GRID:
+        try:
+            found = asdict(coverage(*case[:5], RUNS[case[2]], 7, case[5]))
+        except EstimationError:
+            found = {}
+        rows.append(dict(zip(COLUMNS, case, strict=True)) | {"runs": RUNS[case[2]]} | found)
+        pd.DataFrame(rows).round(4).to_csv(RESULTS, index=False)
+
+
+if __name__ == "__main__":
+    write_coverage()
