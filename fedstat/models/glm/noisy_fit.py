@@ -274,7 +274,7 @@ def run_noisy(session: RowsSession, question: NoisyQuestion) -> FitProtocol[Nois
         unit, K = math.ldexp(1.0, -request.places), len(question.records)
         sums = [add(replies, name) * unit if name in replies[0].arrays else np.zeros(0) for name in NAMES]
         of_score, of_information = (unit * math.sqrt(float(K * request.share(k))) for k in (0, 1))
-        iteration.take(*sums, (of_score, of_information))
+        iteration.take(sums[0], sums[1], (of_score, of_information))
         cost += request.costs
     if not math.isfinite(iteration.plan.price):
         raise question.too_rare(iteration, cost)
