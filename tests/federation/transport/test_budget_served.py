@@ -177,7 +177,7 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     wait(home / "A", running["A"])
     path = home / "study" / "federation.toml"
     patient = path.read_text()
-    path.write_text(patient.replace("timeout = 3600", "timeout = 10"))
+    path.write_text(patient.replace("timeout = 3600", "timeout = 4"))
     partition = fs.ClientPartition.connect(home / "study")
     path.write_text(patient)
     with pytest.raises(EngineError, match="did not answer"):

@@ -130,7 +130,7 @@ def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_pa
     with serving_sites(tmp_path, {"A": serve_and_die}) as running:
         assert main(["federation", "align", str(study)]) == 0
         patient = path.read_text()
-        path.write_text(patient.replace("timeout = 3600", "timeout = 10"))
+        path.write_text(patient.replace("timeout = 3600", "timeout = 4"))
         partition = fs.ClientPartition.connect(study)
         path.write_text(patient)
         with pytest.raises(EngineError, match="did not answer"):

@@ -252,7 +252,7 @@ def test_e_values_of_a_published_example():
 
 RNG = np.random.default_rng(5)
 FEW = pd.DataFrame(
-    {"a": RNG.normal(size=240), "hospital": np.arange(240) % 3, "ward": np.arange(240) // 3 % 4}
+    {"a": RNG.normal(size=240), "hospital": np.arange(240) % 3, "ward": np.arange(240) // 3 % 2}
 )
 FEW["arm"] = (RNG.random(240) < 1.0 / (1.0 + np.exp(-0.5 * FEW["a"]))).astype(int)
 FEW["time"] = np.minimum(np.ceil(RNG.exponential(np.exp(1.2 + 0.3 * FEW["a"] + 0.3 * FEW["arm"]))), 13.0)
