@@ -383,7 +383,8 @@ class _Choice:
         gain = moves - _moves(self.apart + 1, np.maximum(self.rest - 1, 0), least)
         gain[-1] = 0.0
         gains = gain[self.places]
-        scores, helps = gains.sum(axis=1), (gains > 0.0).any(axis=1)
+        scores: Floats = gains.sum(axis=1)
+        helps = (gains > 0.0).any(axis=1)
         for first, end in pairwise(self.first.tolist() if self.by_level else ()):
             open_ = first + np.flatnonzero(moves[first:end])
             if len(open_) and moves[open_].min() + (draw := self.rng.random()) < nearest:

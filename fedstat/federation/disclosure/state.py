@@ -363,7 +363,8 @@ def snapshot(item: Any) -> Any:
         return [snapshot(part) for part in item]
     if isinstance(item, dict):
         return {name: snapshot(part) for name, part in item.items()}
-    changing = _changing_fields(type(item))
+    kind: Any = type(item)
+    changing = _changing_fields(kind)
     if not changing:
         return item
     held = copy(item)

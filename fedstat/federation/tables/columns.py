@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -62,7 +61,7 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
 def text_problems(where: str, table: Table) -> Iterator[str]:
     """Problems of characters in the names and texts of a table; texts of a streamed one are read once."""
     yield from control_problems(where, "names of columns", table.columns)
-    for name in filter(partial(_may_hold_text, table), plain_columns(table)):
+    for name in _text_columns(table):
         texts: set[object] = set()
         for chunk in table.chunks([name]):
             column = chunk[name]
@@ -72,16 +71,20 @@ def text_problems(where: str, table: Table) -> Iterator[str]:
         yield from control_problems(f"{where}, column {name!r}", "values", texts)
 
 
-def _may_hold_text(table: Table, name: str) -> bool:
-    """Return whether a column can hold text, by its type."""
+def _text_columns(table: Table) -> list[str]:
+    """Return the columns that can hold text, by their types."""
     if isinstance(table, LabeledTable):
-        return name != table.name and _may_hold_text(table.table, name)
-    if isinstance(table, CurveTable):
-        return _may_hold_text(inner_table(table), name)
+        return [name for name in _text_columns(table.table) if name != table.name]
     if isinstance(table, FrameTable):
-        kind = table.frame[name].dtype
-        return not isinstance(kind, np.dtype) or kind.kind == "O"  # numpy's numbers, truth values and times
-    return not isinstance(table, ParquetTable | SqlTable) or object_kind(table, name) in (None, "text")
+        kinds = zip(table.columns, table.frame.dtypes, strict=True)
+        # Numbers, truth values and times of numpy are no text.
+        other = {name: kind for name, kind in kinds if not isinstance(kind, np.dtype) or kind.kind == "O"}
+        return [name for name, kind in other.items() if not isinstance(kind, CurveDtype)]
+    streamed = inner_table(table) if isinstance(table, CurveTable) else table
+    names = plain_columns(table)
+    if not isinstance(streamed, ParquetTable | SqlTable):
+        return list(names)
+    return [name for name in names if object_kind(streamed, name) in (None, "text")]
 
 
 def object_kind(table: HeldTable, name: str) -> str | None:
