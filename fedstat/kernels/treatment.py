@@ -164,18 +164,18 @@ class TreatmentEquations:
         return tuple(stage for stage, group in enumerate(self.groups) if group.stop > group.start)
 
     def jumps(self, stage: int) -> bool:
-        """Return whether weights, or their derivatives, jump somewhere at a stage."""
-        weighted = stage in (MEANS, ALL) or (stage == OUTCOME and self.method == "ipw_ra")
-        if not (self.weighs and weighted):
-            return False
-        # Weights of matched pairs have a kink where two probabilities are equal.
-        return self.trim > 0.0 or (self.estimand == "matching" and stage == ALL)
+        """Return whether weights at a stage are other functions of the probabilities on two sides of a cut.
 
-    def cut(self, eta: Floats, stage: int) -> Ints:
+        Those of matched pairs are the weights of another estimand on each side, where two probabilities are
+        equal: the difference from these is a sum over the rows on the other side.
+        """
+        weighted = stage in (MEANS, ALL) or (stage == OUTCOME and self.method == "ipw_ra")
+        return self.weighs and weighted and (self.trim > 0.0 or self.estimand == "matching")
+
+    def cut(self, eta: Floats) -> Ints:
         """Return the side of a cut by the probabilities on which each row is, -1 for rows left out."""
         E = arm_probabilities(eta[:, self.groups[PROPENSITY]], self.propensity)
-        kinks = self.estimand == "matching" and stage == ALL
-        side = E.argmin(axis=1) if kinks else np.zeros(len(E), dtype=np.int64)
+        side = E.argmin(axis=1) if self.estimand == "matching" else np.zeros(len(E), dtype=np.int64)
         return np.where(E.min(axis=1) >= self.trim, side, -1)
 
     def weights(self, eta: Floats, arm: Ints) -> tuple[Floats, Floats, Floats, Floats]:

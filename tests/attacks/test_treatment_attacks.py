@@ -180,6 +180,38 @@ def test_a_jump_in_the_derivative_of_matching_weights():
             sums_at(partition(policy), points, ALL, estimand="matching")
 
 
+def test_matching_weights_that_are_those_of_the_treated_but_for_one_row():
+    """Both differ in rows with e above one half, of which the attacker leaves the oldest."""
+    ages = np.sort(FRAME["age"][:ROWS].to_numpy())
+    oldest, slope = FRAME["age"][:ROWS].idxmax(), 0.02
+    points = [(-slope * ages[-2:].mean(), slope)]
+
+    def apart(at):
+        sums = [sums_at(at, points, MEANS, estimand=one)[0] for one in ("matching", "ATT")]
+        score, weight = (sums[0][name] - sums[1][name] for name in ("score", "information"))
+        return np.abs(score[2:]).max() / np.abs(weight[2:, 2:]).max()
+
+    assert abs(apart(partition(NOTHING)) - FRAME["income"][oldest]) < 1e-6
+    for policy in (fs.Policy(), UNMASKED):
+        with pytest.raises(PolicyError, match=r"differ|single out"):
+            apart(partition(policy))
+
+
+def test_matching_weights_of_other_models(fitted):
+    """The same for the weights of a balance in a regression."""
+    ages = np.sort(FRAME["age"][:ROWS].to_numpy())
+    gamma = (-0.02 * ages[-2:].mean(), 0.02)
+
+    def apart(at):
+        one, two = (weighted_sums(at, Forged(fitted, gamma, estimand=name)) for name in ("matching", "ATT"))
+        return (one[1] - two[1]) / (one[0] - two[0])
+
+    assert abs(apart(partition(NOTHING)) - FRAME["income"][FRAME["age"][:ROWS].idxmax()]) < 1e-6
+    for policy in (fs.Policy(), UNMASKED):
+        with pytest.raises(PolicyError, match=r"differ|single out"):
+            apart(partition(policy))
+
+
 @pytest.mark.parametrize("stage", [0, MEANS, ALL])
 def test_probabilities_of_zero_and_one_are_no_cut(stage):
     """Sums at steep scores would be over the rows on one side: nothing is summed, whatever the policy."""
@@ -336,3 +368,34 @@ def test_ordinary_weighted_models_pass_under_the_strict_policy():
         fit = fs.FederatedOLS.from_formula("income ~ arm", strict, weights=given).fit()
         assert abs(fit.params.iloc[1] + effect.params.iloc[0]) < 1e-6 or fit.converged
     fs.FederatedGLM.from_formula("income ~ arm + age", strict, weights=effect, family="poisson").fit()
+
+
+@pytest.mark.parametrize("estimand", ["matching", "ATO"])
+def test_all_models_report_the_sides_of_matching_weights(estimand):
+    """Two rows of each site have a probability above one half."""
+    rng = np.random.default_rng(4)
+    n = ROWS * len(SITES)
+    x = np.clip(rng.normal(size=n), -2.5, 2.5).round(3)
+    x[np.arange(n) % ROWS < 2] = 4.0 + np.arange(n)[np.arange(n) % ROWS < 2] / n
+    arm = np.where(rng.random(n) < 1.0 / (1.0 + np.exp(1.5 - 0.45 * x)), "new", "old")
+    frame = FRAME.assign(x=x, arm=arm, time=rng.uniform(1.0, 9.0, n).round(1), event=rng.integers(0, 2, n))
+    at = fs.ClientPartition.from_frame(frame, by="site", policy=fs.Policy())
+    given = {"treatment": 'C(arm, levels=["old", "new"]) ~ x', "estimand": estimand}
+    one = fs.TreatmentEffect.from_formula("income ~ 1", at, **given)
+    times = fs.SurvivalEffect.from_formula("Surv(time, event) ~ 1", at, **given)
+    allowed = fs.ClientPartition.from_frame(frame, by="site", policy=NOTHING)
+    weights = fs.TreatmentEffect.from_formula("income ~ 1", allowed, **given).balance(overlap=False)
+    assert ((weights._fit.gamma @ [np.ones(n), x]).round(9) > 0.0).sum() == 6
+    weighted = fs.FederatedOLS.from_formula
+    for call in (
+        lambda: one.balance(overlap=False),
+        lambda: one.fit("ipw"),
+        times.fit,
+        lambda: times.fit(grid=[3.0, 9.0]),
+        lambda: weighted("income ~ arm", at, weights=weights).fit(),
+    ):
+        if estimand == "ATO":
+            assert call() is not None
+            continue
+        with pytest.raises(PolicyError, match="groups of entities"):
+            call()

@@ -27,7 +27,7 @@ from fedstat.federation.design.formula.syntax_tree import (
 )
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
-from fedstat.federation.design.propensity_weights import WeightedArms
+from fedstat.federation.design.propensity_weights import CUTS, WeightedArms
 from fedstat.federation.design.site_rows import (
     INTERCEPT,
     CompleteRows,
@@ -438,7 +438,7 @@ class OpenRows:
         frame = pd.concat([rows.frame[list(self.question.needed)] for rows, _ in self.chunks()])
         return [one.rows(frame, self.data.name) for one in self.question.propensities]
 
-    def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts | WorkingWeights]:
+    def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts | WorkingWeights | RowGroups]:
         """Facts on the arms, columns and weights of propensity models, as a fit of these reports them."""
         chunks = [rows for rows, _ in self.chunks()]
         for one in self.question.propensities:
@@ -448,6 +448,8 @@ class OpenRows:
             yield LevelRowCounts(one.arm, np.bincount(arm, minlength=len(one.levels)).tolist())
             yield IndicatorCounts(count_ones(Z[:, 1:]), len(Z), one.names[1:])
             yield WorkingWeights(partial(np.atleast_2d, found.weights), flat=found.is_flat)
+            if one.estimand == "matching":
+                yield RowGroups(CUTS, found.probabilities.argmin(axis=1), self.places, of_models=True)
 
     def released_columns(self) -> Iterator[Floats]:
         """Return the same, with response, offset and weights."""

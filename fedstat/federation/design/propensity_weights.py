@@ -30,6 +30,8 @@ from fedstat.kernels.treatment import (
 from fedstat.typing import Floats, Ints
 
 INTERCEPT = "Intercept"
+CUTS = "cuts by probabilities of arms"
+"""Name under which the rows on either side of a cut are remembered."""
 FAR = {"logit": 100.0, "probit": 20.0}
 """Linear predictors beyond which no propensity model of overlapping arms has any row, by link."""
 

@@ -21,7 +21,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable
-from fedstat.kernels.treatment import MEMBERSHIP, PROPENSITY
+from fedstat.kernels.treatment import ALL, MEMBERSHIP, PROPENSITY
 from fedstat.models.descriptive.steps import CELLS, cells_of, counted_over_sites
 from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, summed
@@ -185,6 +185,7 @@ def report_vectors(state: State, rows: WeightedTimes, key: Any, vectors: Floats)
 
     block = RowsWithWeights(weights, rows.columns[0], slice(None), single=MOST_VECTORS)
     state.report(
+        *rows.site.at(ALL).cuts(np.frombuffer(rows.own)),
         facts.WorkingWeights(lambda: np.abs(vectors.T)),
         facts.ScoreAndInformation(opened, n, key, lambda: iter([block]), among=opened.places),
     )

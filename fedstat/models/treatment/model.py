@@ -220,7 +220,8 @@ class TreatmentEffect(HorizontalModel):
         estimand : {"ATE", "ATT", "ATC", "ATO", "matching"}
             Population of the effect: all rows; those of the treated (the second arm) or of the controls; the
             rows of overlap, whose weights ``e (1 - e)`` are bounded and balance the columns exactly; or
-            matched pairs, with ``min(e, 1 - e)``.
+            matched pairs, with ``min(e, 1 - e)``. A site refuses the last one if e is above one half in a
+            few of its rows only, since the weights of the others are those of another estimand.
         propensity : {"common", "intercepts", "sites"}
             Coefficients of the propensity model: the same at all sites, an intercept for each site in
             addition, or a model of each site's own.

@@ -12,6 +12,7 @@ from scipy.special import expit, ndtri
 
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.design.propensity_weights import CUTS
 from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.family import step
@@ -50,8 +51,6 @@ BY_SITE = ("",)
 """In place of columns of clusters: each site is one."""
 CLUSTERS = summed("number of clusters", 0, optional=True, behind=(*SUMS, facts.ClusterProducts))
 BLOCK = 8192
-CUTS_KEY = "cuts by probabilities of arms"
-"""Name under which the rows on either side of a cut are remembered."""
 
 
 distribution_of = lru_cache(maxsize=64)(DistributionSpec.from_json)
@@ -325,8 +324,8 @@ class SiteTreatment(PredictorObjective):
     def cuts(self, own: Floats) -> Iterator[facts.RowGroups]:
         """Facts on the rows on either side of a cut by the probabilities, if weights jump there."""
         if self.equations.jumps(self.stage):
-            code = [self.equations.cut(self.predictors(rows, own), self.stage) for rows in self.chunks()]
-            yield facts.RowGroups(CUTS_KEY, np.concatenate(code), self.opened.places, of_models=True)
+            code = [self.equations.cut(self.predictors(rows, own)) for rows in self.chunks()]
+            yield facts.RowGroups(CUTS, np.concatenate(code), self.opened.places, of_models=True)
 
     def facts_at(
         self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None

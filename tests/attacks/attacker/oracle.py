@@ -17,6 +17,7 @@ from fedstat.typing import Floats
 
 CERTAIN = 1.0 - 1e-7
 ZERO = 1e-9
+PRESENT = 1e-3
 MOST_CANDIDATES = 30
 
 
@@ -48,6 +49,8 @@ def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
             if any(set(one) <= set(S) for one in found):
                 continue
             block = basis[:, list(S)].reshape(M * count, -1)
-            if np.linalg.eigvalsh(block @ block.T)[-1] > CERTAIN:
+            values, vectors = np.linalg.eigh(block @ block.T)
+            # A combination that is zero in the first draw, the table itself, reveals no row of it.
+            if values[-1] > CERTAIN and np.abs(vectors[:count, values > CERTAIN]).max() > PRESENT:
                 found.append(S)
     return found
