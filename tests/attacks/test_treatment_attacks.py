@@ -181,7 +181,7 @@ def test_a_jump_in_the_derivative_of_matching_weights():
 
 
 def test_matching_weights_that_are_those_of_the_treated_but_for_one_row():
-    """Both differ in rows with e above one half, of which the attacker leaves the oldest."""
+    """Both differ in the rows with e above one half. The attacker leaves the oldest one there."""
     ages = np.sort(FRAME["age"][:ROWS].to_numpy())
     oldest, slope = FRAME["age"][:ROWS].idxmax(), 0.02
     points = [(-slope * ages[-2:].mean(), slope)]
