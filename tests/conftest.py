@@ -81,6 +81,14 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Exclude what is kept for tests of later files, such as shared fits: a collection took three seconds."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect(1)
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """Folder of the real data sets, which are not part of the package."""
