@@ -75,7 +75,7 @@ from fedstat.federation.tables.columns import (
     find_levels,
     reads_as_numbers,
 )
-from fedstat.federation.tables.table import LabeledTable, keep_result
+from fedstat.federation.tables.table import LabeledTable, keep_result, keeps_results
 from fedstat.kernels.absorption import level_differences
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -83,6 +83,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # Counts of a site's first pass over its coded rows: the facts that it reports to the disclosure checks.
 
 BLOCK = 4096
+CACHED_ROWS = 1024
+"""Rows of a design that stay in the cache while they are shifted and scaled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -364,9 +366,11 @@ class OpenRows:
             self.held = self.held[0], self.standardize(self.held[1])
 
     def standardize(self, X: Floats) -> Floats:
-        """Return the design (m, p), shifted and scaled."""
-        X = X - self.shift
-        X /= self.scale
+        """Shift and scale a design (m, p) in its place, and return it."""
+        for start in range(0, len(X), CACHED_ROWS):
+            part = X[start : start + CACHED_ROWS]
+            part -= self.shift
+            part /= self.scale
         return X
 
     def derivative(self, rows: CompleteRows, X: Floats, by: str, logarithmic: bool = False) -> Floats:
@@ -834,7 +838,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             coded = keep_result(data.table, place, code)
             tally.add_coded(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
-            opened.held = (rows, coded.X) if chunk == 0 else None
+            own = coded.X.copy() if keeps_results(data.table) else coded.X
+            opened.held = (rows, own) if chunk == 0 else None
     n, mean, spread = tally.report_counts(state)
     opened.settle(mean, spread)
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used

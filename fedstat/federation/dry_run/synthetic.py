@@ -254,7 +254,7 @@ class DrawnRows(OpenRows):
 
 def open_synthetic_rows(data: SiteData, agreement: RowsSchema, rows: CompleteRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
-    question, held = agreement.question, (rows, np.ascontiguousarray(X))
+    question, held = agreement.question, (rows, np.array(X, order="C"))
     coded = coded_names(agreement)
     out = DrawnRows(data, question, agreement.spec, question.read_every_term(), held=held)
     out.names, out.term_names = coded.names, coded.term_names

@@ -86,11 +86,10 @@ def split_columns(table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key
 
 def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
     """Horizontal layout: the rows of one table; every row is an entity."""
-    columns = non_key_columns(table, [*key, by])
+    (content,) = FrameTable(table).chunks(non_key_columns(table, [*key, by]))
     blocks = {}
     for site, rows in rows_by_site(table[by]).items():
-        # Rows are taken before the columns are chosen, so that the table is copied once.
-        frame = table.take(rows)[columns]
+        frame = content.take(rows)
         frame.index = pd.RangeIndex(len(rows))
         blocks[site] = AlignedBlock(frame, rows, 0)
     entities = table.set_index(list(key)).index if key else pd.RangeIndex(len(table))
@@ -162,14 +161,21 @@ def align_block(frame: pd.DataFrame, positions: Ints) -> AlignedBlock:
 
 def rows_by_site(column: pd.Series[Any]) -> dict[str, Ints]:
     """Rows of each site, by the site's name in `column`, in sorted or categorical order."""
-    sites = column.astype("category").cat.remove_unused_categories().cat
+    sites = column.astype("category").cat
     codes = sites.codes.to_numpy()
-    names = [str(level) for level in sites.categories]
-    if len(set(names)) < len(names):
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes, np.arange(len(sites.categories) + 1), sorter=order)
+    found = [
+        (str(name), order[start:end])
+        for name, start, end in zip(sites.categories, ends, ends[1:], strict=False)
+        if start < end
+    ]
+    by_name = dict(found)
+    if len(by_name) < len(found):
         raise PartitionError(
             f"column {column.name!r} names sites by values of several types. Convert it to text."
         )
-    return {name: np.flatnonzero(codes == code) for code, name in enumerate(names)}
+    return by_name
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -75,9 +75,14 @@ class FrameTable:
         self._entities = entities
         self._results: tuple[pd.DataFrame, dict[Hashable, Any]] = frame, {}
 
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the table is small enough to keep results."""
+        return self.n_rows * len(self.columns) <= MOST_NUMBERS_KEPT
+
     def kept_result(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
         """Return what was computed of the records under this key before, or compute it."""
-        if self.n_rows * len(self.columns) > MOST_NUMBERS_KEPT:
+        if not self.keeps_results:
             return compute()
         if self._results[0] is not self.frame:  # its records came into another order
             self._results = self.frame, {}
@@ -206,13 +211,24 @@ class LabeledTable:
 
 def keep_result(table: Table, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
     """Return a result that a table in memory keeps, see :meth:`FrameTable.kept_result`, or compute it."""
-    held = table.table if isinstance(table, LabeledTable) else table
-    return held.kept_result(key, compute) if isinstance(held, FrameTable) else compute()
+    held = _in_memory(table)
+    return compute() if held is None else held.kept_result(key, compute)
+
+
+def keeps_results(table: Table) -> bool:
+    """Whether :func:`keep_result` keeps what it returns, which then must not be changed."""
+    held = _in_memory(table)
+    return held is not None and held.keeps_results
 
 
 def in_memory(table: Table) -> bool:
     """Whether the records are in memory, in one chunk."""
-    return isinstance(table.table if isinstance(table, LabeledTable) else table, FrameTable)
+    return _in_memory(table) is not None
+
+
+def _in_memory(table: Table) -> FrameTable | None:
+    held = table.table if isinstance(table, LabeledTable) else table
+    return held if isinstance(held, FrameTable) else None
 
 
 def read_at(table: Table) -> str:
