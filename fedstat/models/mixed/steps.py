@@ -33,6 +33,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
 from fedstat.kernels.clusters import AT_ONE, adjusted_scores, information_factors
+from fedstat.kernels.clusters import cluster_products as by_cluster
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.mixed_effects import (
@@ -82,6 +83,8 @@ LEAST_LEFT = 0.01
 """Share of a variance that is left without a group, at least: one step may lead below zero."""
 ROUNDING = 1e-6
 """Deviation from one of the sum of indicators of all levels."""
+CACHED_GROUPS = 16
+"""Groups whose products stay in the cache."""
 DIFFERENCE = 1e-4
 """Half the distance of the points between which the score is differenced."""
 
@@ -326,21 +329,27 @@ class MixedRows:
         """Sum products of effects, columns and response by innermost group, and the logarithms of weights.
 
         The response is taken less the fitted values of the coefficients `center` (p,) of common columns. The
-        effects of the term `last` are repeated after the columns. Those requested last are kept.
+        effects of the term `last` are repeated after the columns. Those requested last are kept: a request at
+        another center changes them in their place.
         """
-        held: dict[tuple[bytes, int], tuple[Floats, Floats]] = self.keep("products", dict)
-        key = center.tobytes(), last
-        if key not in held:
+        held: dict[int, list[Any]] = self.keep("products", dict)
+        point, (X, y, weight), inner = center.tobytes(), self.rows, self.levels[0]
+        if last in held and held[last][0] == point:
+            return held[last][1], held[last][2]
+        X = X[:, : self.p]
+        Z = [self.effect_columns(level) for level in self.levels]
+        again = [Z[k] for k, level in enumerate(self.levels) if level.term == last]
+        W = np.column_stack([*Z, X, *again, y - X @ (self.to_own @ center)])
+        if last in held:  # Only the response is another one.
+            sums = held[last][1]
+            sums[:, 0, -1] = by_cluster(W[:, -1:], weight, inner.code, inner.groups, W)[:, 0]
+            sums[:, 0, :, -1] = sums[:, 0, -1]
+            held[last][0] = point
+        else:
             held.clear()
-            X, y, weight = self.rows
-            X = X[:, : self.p]
-            Z = [self.effect_columns(level) for level in self.levels]
-            again = [Z[k] for k, level in enumerate(self.levels) if level.term == last]
-            W = np.column_stack([*Z, X, *again, y - X @ (self.to_own @ center)])
-            inner = self.levels[0]
             sums = cluster_products(np.ascontiguousarray(W), weight, inner.code, inner.groups)
-            held[key] = sums, np.log(weight).sum()
-        return held[key]
+            held[last] = [point, sums, np.log(weight).sum()]
+        return held[last][1], held[last][2]
 
     def effect_products(self) -> Floats:
         """Sum products of effects alone by innermost group: (groups, 1, q, q)."""
@@ -1066,6 +1075,20 @@ def products_by_group(site: MixedRows, covariance: Floats, center: Floats) -> Fl
     return S[:, 0]
 
 
+def to_common_columns(to_own: Floats, S: Floats) -> Floats:
+    """Write T'ST to matrices S (C, p, p); of the translation T only diagonal and first row are not zero."""
+    scale, shift = np.diag(to_own), np.append(0.0, to_own[0, 1:])
+    for start in range(0, len(S), CACHED_GROUPS):
+        part = S[start : start + CACHED_GROUPS]
+        first = part[:, :, :1] * shift
+        part *= scale
+        part += first
+        first = shift[:, None] * part[:, :1]
+        part *= scale[:, None]
+        part += first
+    return S
+
+
 def scores_by_group(point: CommonPoint) -> tuple[Floats, Floats]:
     """Return the score of each group in the coefficients, (groups, p), and its information (groups, p, p)."""
     rows, p = point.site.by_group(), point.site.p
@@ -1125,6 +1148,8 @@ def variance_scores(site: MixedRows, request: VarianceRequest, center: Floats) -
     S, codes = site.products(center)[0], site.levels[-1].code
     M = site.to_own @ request.coefficients @ site.to_own.T
     rows = np.bincount(codes).astype(np.float64)
+    if len(site.levels) == 1:
+        return _scores_of_one_level(site, request, S[:, 0], M, rows)
     score, information = np.zeros((len(rows), K + 1)), np.zeros((len(rows), K + 1, K + 1))
     at = np.triu_indices(K)
     for g, (inner, chain) in enumerate(outermost_chains(site)):
@@ -1137,6 +1162,35 @@ def variance_scores(site: MixedRows, request: VarianceRequest, center: Floats) -
         own[at] = own[at[::-1]] = -logdet[K + 1 :] / 2.0
         own[K, :K] = own[:K, K] = logdet[1 : K + 1] / 2.0
         own[K, K] = rows[g] / 2.0
+    return score, information
+
+
+def _scores_of_one_level(
+    site: MixedRows, request: VarianceRequest, S: Floats, M: Floats, rows: Floats
+) -> tuple[Floats, Floats]:
+    """Return the same where no groups are nested, from products S (C, q + p + 1, q + p + 1).
+
+    With columns R, F = V^-1 and ``D_k = dT / dT_k``, the parts are traces of the q x q matrices Z'F Z D_k
+    and ``Z'F R M R'F Z D_k`` (Harville 1977, section 5). `M` (p, p) is as for R, `rows` (C,) counts.
+    """
+    q, p, K = len(site.levels[0].columns), site.p, len(request.covariance)
+    (T,) = unpack_covariances(request.covariance, site.request.sizes)
+    A, B, R = S[:, :q, :q], S[:, :q, q : q + p], S[:, q : q + p, q : q + p]
+    response, square = S[:, :q, -1], S[:, -1, -1]
+    # The response counts as one more column, divided by the residual standard deviation.
+    N = B @ M @ B.transpose(0, 2, 1) + response[:, :, None] * response[:, None, :] / request.scale
+    total = np.einsum("cij,ij->c", R, M) + square / request.scale
+    H = np.linalg.inv(np.eye(q) + A @ T)
+    ZFZ, ZFR = H @ A, H @ N @ H.transpose(0, 2, 1)
+    along = np.array([unpack_covariances(one, site.request.sizes)[0] for one in np.eye(K)])
+    turned = ZFZ[:, None] @ along
+    slopes = np.einsum("ckii->ck", turned)
+    score, information = np.empty((len(S), K + 1)), np.empty((len(S), K + 1, K + 1))
+    score[:, :K] = (np.einsum("cij,kji->ck", ZFR, along) - slopes) / 2.0
+    score[:, K] = (total - np.einsum("ij,cjk,cki->c", T, H, N) - rows) / 2.0
+    information[:, :K, :K] = np.einsum("ckij,cmji->ckm", turned, turned) / 2.0
+    information[:, K, :K] = information[:, :K, K] = slopes / 2.0
+    information[:, K, K] = rows / 2.0
     return score, information
 
 
@@ -1259,7 +1313,7 @@ def sum_groups(
         state.report(groups_at(site, covariance), WorkingWeights(lambda: np.ones((1, site.n))))
         S = products_by_group(site, covariance, center)
         score = (S[:, :p, p] - S[:, :p, :p] @ (site.to_own @ beta)) @ site.to_own
-        information = site.to_own.T @ S[:, :p, :p] @ site.to_own
+        information = to_common_columns(site.to_own, S[:, :p, :p])
         if variances is not None and variances.any():
             K = len(covariance)
             if variances.shape != (K + 1, K + 1) or np.linalg.eigvalsh(variances)[0] <= 0.0:
