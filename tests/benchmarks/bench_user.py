@@ -4,8 +4,9 @@ Ours is the whole way: partition, model, fit with its errors, printed summary. A
 place. Every run is a process of its own with one thread, after a small run that loads compiled code; runs of
 fedstat and of its peers take turns. Data are drawn beforehand and opened before the clock starts.
 
-    python tests/benchmarks/bench_user.py                   all but jobs of minutes: treatment, treatment-large
-                                                            and many-sites; writes results/user.md
+    python tests/benchmarks/bench_user.py                   all but jobs of minutes: treatment,
+                                                            treatment-large and many-sites; writes
+                                                            results/user.md
     python tests/benchmarks/bench_user.py glore hospitals   some rows, and writes them into results/user.csv
     python tests/benchmarks/bench_user.py --turns=3         medians of three runs instead of five
     python tests/benchmarks/bench_user.py --check           two minutes: fails where the CPU seconds, divided
