@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from operating import command, make_federation, printed, run, served_sites, until_true
+from forked import Forked
+from operating import command, make_federation, printed, run, served_sites, serving, until_true
 
 from fedstat.errors import SecurityError
 from fedstat.federation.audit.checkpoints import SignedCheckpoint
@@ -198,10 +199,15 @@ def status(home, capsys):
     return json.loads(printed(capsys, "site", "status", home / "A", "--json"))
 
 
-def test_an_exchange_that_cannot_be_written_is_a_problem_until_it_can(home, capsys, monkeypatch):
-    monkeypatch.setattr(service, "BEAT", 0.05)
+def serve_and_beat(folder):
+    """Serve a site that looks at its exchange without a pause."""
+    service.BEAT = 0.05
+    return main([*serving(folder)])
+
+
+def test_an_exchange_that_cannot_be_written_is_a_problem_until_it_can(home, capsys):
     alive = home / "study" / "exchange" / "A" / "alive"
-    with served_sites(home, "A"):
+    with served_sites(home, "A", lambda folder: Forked(serve_and_beat, folder, log=folder / "log.txt")):
         until_true(alive.exists)
         assert "can answer" in health(home, capsys, 0)
         while not alive.is_dir():  # no file can be opened there, as on a share that is read-only

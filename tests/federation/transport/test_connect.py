@@ -152,8 +152,8 @@ def test_after_a_restart_model_and_ledger_go_on(federation, here, capsys):
     running["Hungary"].send_signal(signal.SIGTERM)
     assert running["Hungary"].wait(600) == 0
     assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
-    with pytest.raises(EngineError, match=r"'Hungary' did not answer within 5 s.*without="):
-        impatient(federation, 5)
+    with pytest.raises(EngineError, match=r"'Hungary' did not answer within 3 s.*without="):
+        impatient(federation, 3)
     running["Hungary"] = serve(folder)
     wait(folder, running["Hungary"])
     np.testing.assert_array_equal(model.fit().params, first.params)
