@@ -78,7 +78,7 @@ def arm_probabilities(eta: Floats, link: str) -> Floats:
     if link == "probit":
         return np.asarray(np.exp(log_ndtr(eta * np.array([-1.0, 1.0]))))
     if eta.shape[1] == 1:
-        return expit(eta * np.array([-1.0, 1.0]))
+        return np.asarray(expit(eta * np.array([-1.0, 1.0])))
     return probabilities(eta, BASELINE)
 
 

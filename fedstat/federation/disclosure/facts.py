@@ -431,16 +431,13 @@ class SummedProducts:
 
     def of(self, places: Sequence[int]) -> SummedProducts:
         """Return the fact on some of the columns."""
-        names, summed, read = (
-            [values[k] for k in places if values] for values in (self.names, self.summed, self.read)
-        )
-        chunks = self.chunks
+        chunks, chosen = self.chunks, list(places)
         return replace(
             self,
-            chunks=lambda: (block[:, list(places)] for block in chunks()),
-            names=names,
-            summed=summed,
-            read=read,
+            chunks=lambda: (block[:, chosen] for block in chunks()),
+            names=[self.names[k] for k in chosen],
+            summed=[self.summed[k] for k in chosen] if self.summed else (),
+            read=[self.read[k] for k in chosen] if self.read else (),
         )
 
 
