@@ -11,7 +11,7 @@ from statsmodels.treatment.tests import test_teffects as stata
 from statsmodels.treatment.treatment_effects import TreatmentEffect
 
 import fedstat as fs
-from fedstat.errors import EstimationError, FormulaError, ModelError, NotAvailableError
+from fedstat.errors import DesignError, EstimationError, FormulaError, ModelError, NotAvailableError
 from fedstat.kernels.treatment import ESTIMANDS, METHODS
 from fedstat.models.horizontal.overlap import overlap_notes
 
@@ -580,6 +580,8 @@ def test_wrong_formulas_and_arguments_are_refused():
         model(family=sm.families.Gamma())
     with pytest.raises(ModelError, match='weights="column"'):
         model(freq_weights="k")
+    with pytest.raises(DesignError, match="a treatment needs two levels"):
+        model(treatment="one ~ a", table=TABLE.assign(one=1))
     fit = model().fit(local=False)
     with pytest.raises(NotAvailableError, match="predictions"):
         fit.effect("a")
