@@ -214,8 +214,8 @@ def _agree(
         levels = _sorted(name, counts, reported)
     if len(levels) < 2:
         raise DesignError(
-            f"column {name!r} has the same level at every site. Leave it out; a response or a treatment needs "
-            "two levels."
+            f"column {name!r} has the same level at every site. Leave it out; a response or a treatment "
+            "needs two levels."
         )
     counted = {level: counts[level] for level in levels}
     check_counts(at_column("", name), counted, min_count, "rows", " over all sites", remedy)
