@@ -61,6 +61,27 @@ def test_noise_on_running_counts_is_less_than_that_of_counts_and_of_a_tree():
     assert np.diag(covariance).max() < 0.62 * np.diag(of_tree).max() < 0.15 * J
 
 
+@pytest.mark.parametrize(("J", "share"), [(64, 0.75), (256, 0.6)])
+def test_distribution_functions_are_nearer_than_those_of_a_plain_histogram(J, share):
+    """Largest error of a distribution function, next to Gaussian and Laplace counts of the same charge."""
+    random, n, rho, errors = np.random.default_rng(5), 5_000, 0.018, []
+    weights = running_weights(J)
+    variance = squared_length(weights) / (2.0 * rho)
+    for _ in range(40):
+        cells = np.minimum((random.beta(2.0, 5.0, n) * J).astype(int), J - 1)
+        counts = np.bincount(cells, minlength=J)
+        own = RunningCounts.of_sums(
+            counts @ weights.T + random.normal(size=J) * np.sqrt(variance), variance
+        ).ascending
+        plain = (counts + random.normal(size=J) / np.sqrt(2.0 * rho)).cumsum()
+        # Laplace noise of scale 1 / epsilon costs rho = epsilon^2 / 2.
+        laplace = (counts + random.laplace(size=J) / np.sqrt(2.0 * rho)).cumsum()
+        errors.append([np.abs(one / one[-1] - counts.cumsum() / n).max() for one in (own, plain, laplace)])
+        assert (np.diff(own) >= 0.0).all() and own[0] >= 0.0
+    found = np.mean(errors, axis=0)
+    assert found[0] < share * found[1:].min()
+
+
 def test_the_covariance_is_that_of_the_noise():
     J, draws = 12, 40_000
     noise = np.random.default_rng(1).normal(size=(draws, J)) * 300.0

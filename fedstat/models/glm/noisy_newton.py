@@ -363,9 +363,7 @@ def _price(
     own: NoisyFamily, p: int, n: float, rhos: list[tuple[float, float]], squared_radius: float, noise: float
 ) -> float:
     """Predict the ratio of errors with and without noise, by the recursion of the errors of all steps."""
-    squares = 1.0 + _chi_squares(p - 1)
-    w = np.minimum(1.0, squared_radius / squares)
-    rows = n * float((w * squares).mean() / squares.mean())
+    rows = n * _kept_share(p, squared_radius)
     known, R = rows * own.usual, math.sqrt(squared_radius)
 
     def noise_of(radius: float, rho: float) -> float:
@@ -389,9 +387,12 @@ def _price(
 
 
 @cache
-def _chi_squares(df: int) -> Floats:
-    """Return quantiles of a chi-squared variable, (200,); zeros without degrees of freedom."""
-    return np.zeros(200) if df < 1 else np.asarray(chdtri(df, 1.0 - (np.arange(200) + 0.5) / 200))
+def _kept_share(p: int, squared_radius: float) -> float:
+    """Return the share of the products of normal columns and an intercept that weights leave."""
+    quantiles = (np.arange(200) + 0.5) / 200
+    squares = 1.0 + (chdtri(p - 1, 1.0 - quantiles) if p > 1 else np.zeros(200))
+    w = np.minimum(1.0, squared_radius / squares)
+    return float((w * squares).mean() / squares.mean())
 
 
 def enough_rows(n: int, plan_of: Callable[[int], NoisyPlan]) -> int:
