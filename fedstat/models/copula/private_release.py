@@ -16,6 +16,7 @@ from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.disclosure.policy import MAX_DELTA, Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
 from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.expected_releases import join_names
 from fedstat.federation.message import Step
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.noise_shares import coalition_of
@@ -137,7 +138,7 @@ class PrivateRelease(Explainable):
     @property
     def _masked_at(self) -> tuple[str, ...]:
         """Sites that add their noise together, in masked sums."""
-        return () if self._pooled is None or self._pooled.honest < 2 else tuple(self._pooled.records)
+        return () if self._pooled is None else self._pooled.masked_at
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return tuple(self.columns.get(site if self._pooled is None else ALL, ()))
@@ -169,7 +170,8 @@ def row_guarantee(rows: PooledRows, cost: Fraction, delta: float) -> str:
     """State what each site is charged for a release over rows, and against whom this holds."""
     return (
         f"each site is charged epsilon {epsilon_of_zcdp(cost, delta):.4g} at delta {delta:g}, for the values "
-        f"of one row added or removed, against {rows.observers}. Numbers of records are public."
+        f"of one row added or removed, against {rows.observers}. Numbers of records are public. A person "
+        "with several rows is protected less: m rows have m times this epsilon or more."
     )
 
 
@@ -189,18 +191,16 @@ def rho_to_spend(epsilon: float, delta: float) -> Fraction:
     return rho_of_budget(epsilon, delta) * (1 - ROUNDING)
 
 
-def share_of_budget(budget: Budget, cost: Fraction) -> float:
-    """Return the share of a budget that a release costs; infinite for a budget that allows none."""
-    total = float(rho_of_budget(budget.epsilon, budget.delta))
-    return float(cost) / total if total else math.inf
-
-
 def budget_shares(policies: Mapping[str, Policy], cost_of: Callable[[str], Fraction]) -> Iterator[str]:
-    """State what a fit costs of the budget of each site that has one."""
+    """State what a release costs of the budgets of the sites that have one."""
+    sites: dict[tuple[Budget, Fraction], list[str]] = {}
     for site, policy in policies.items():
-        if (budget := policy.privacy) is not None:
-            share = share_of_budget(budget, cost_of(site))
-            yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+        if policy.privacy is not None:
+            sites.setdefault((policy.privacy, cost_of(site)), []).append(site)
+    for (budget, cost), names in sites.items():
+        total = float(rho_of_budget(budget.epsilon, budget.delta))
+        share = float(cost) / total if total else math.inf
+        yield f"It costs {share:.2%} of the budget of {join_names(names)}, epsilon {budget.epsilon:g}."
 
 
 def check_budget(site: str, policy: Policy, cost: Fraction) -> None:

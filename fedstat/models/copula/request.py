@@ -108,6 +108,20 @@ class PooledRows:
             return "all others together"
         return f"the coordinator and {self.colluding} of {len(self.records)} sites together"
 
+    @property
+    def masked_at(self) -> tuple[str, ...]:
+        """Sites that add the noise of masked sums together; none if each adds all of it."""
+        return tuple(self.records) if self.honest > 1 else ()
+
+    @property
+    def expected_shares(self) -> NoiseShares | None:
+        """Shares of the noise as the sites will agree on them, without marks of their records."""
+        return NoiseShares(dict.fromkeys(self.records, 0), self.colluding) if self.honest > 1 else None
+
+    def noise_of(self, variance: Fraction | int) -> Fraction:
+        """Return the variance of the noise of all sites on a sum, of which `variance` has to be left."""
+        return len(self.records) * share_of_noise(variance, self.honest)
+
 
 @dataclass(frozen=True, slots=True)
 class MarginsRequest:
@@ -394,7 +408,7 @@ class NoisePlan:
         """Return the variance of the noise on a sum to which `shares` sites, or all with rows, add."""
         if self.rows is None:
             return Fraction(shares * variance)
-        return len(self.rows.records) * share_of_noise(variance, self.rows.honest)
+        return self.rows.noise_of(variance)
 
     def count_deviation(self, site: str, place: int) -> float:
         """Return the deviation of the noise on the counts of a site's column."""

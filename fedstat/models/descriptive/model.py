@@ -411,7 +411,7 @@ class KaplanMeier(CurveModel):
             "observed": events.ascending[:, -1],
             "expected": np.full(len(d), np.nan),
             "covariance": np.full((len(d), len(d)), np.nan),
-            "masked": table.masked,
+            "masked": bool(table.rows.masked_at),
             "sites": tuple(rows),
             "rows": tuple(len(one) for one in rows.values()),
             "left_out": max(sum(map(len, rows.values())) - round(float(total.sum())), 0),

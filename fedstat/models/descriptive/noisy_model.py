@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,10 +19,9 @@ from scipy import stats
 from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
-from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired, NoiseShares, honest_shares
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases, join_names
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
@@ -38,12 +38,14 @@ from fedstat.inference.noisy_tables import (
 from fedstat.models.checks import check_layout
 from fedstat.models.copula.bounds import Bounds, bounds_of
 from fedstat.models.copula.private_release import (
+    budget_shares,
     check_budget,
     check_delta,
     check_epsilon,
     rho_to_spend,
-    share_of_budget,
+    row_guarantee,
 )
+from fedstat.models.copula.request import PooledRows
 from fedstat.models.descriptive.noisy_steps import (
     DRY_RUN_STEPS,
     CodedColumn,
@@ -188,12 +190,7 @@ class NoisyTablePlan(DryRunPlan):
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State the guarantee."""
         model = self.model
-        yield (
-            "Coordinator and sites",
-            f"could distinguish the values of one row from a missing row with epsilon {model.spent:.3g} at "
-            f"delta {model.setting.delta:g} at most. The numbers of rows of the sites are public. A person "
-            "with several rows is protected less: m rows have m times this epsilon or more.",
-        )
+        yield "Coordinator and sites", row_guarantee(model.rows, model.cost, model.setting.delta)
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State the price, and the share of each budget."""
@@ -205,13 +202,7 @@ class NoisyTablePlan(DryRunPlan):
             f"about {ratio:.2g} times as wide as without noise (median over the figures of the table, if "
             "groups and levels have equal shares)."
         )
-        by_budget: dict[Budget, list[str]] = {}
-        for site, policy in model.policies.items():
-            if policy.privacy is not None:
-                by_budget.setdefault(policy.privacy, []).append(site)
-        for budget, sites in by_budget.items():
-            share = 100.0 * share_of_budget(budget, model.cost)
-            yield f"It costs {share:.2g} % of the budget of {join_names(sites)}, epsilon {budget.epsilon:g}."
+        yield from budget_shares(model.policies, lambda site: model.cost)
 
 
 class NoisyTable(Explainable):
@@ -259,27 +250,17 @@ class NoisyTable(Explainable):
         """Policies of the sites, by name."""
         return {name: site.policy for name, site in self.partition.sites.items()}
 
-    @property
-    def _expected_shares(self) -> NoiseShares | None:
-        colluding = coalition_of(self.policies)
-        if len(self.policies) - colluding < 2:
-            return None
-        return NoiseShares(dict.fromkeys(self.policies, 0), colluding)
-
-    @property
-    def masked(self) -> bool:
-        """Whether sites share the noise of masked sums."""
-        return self._expected_shares is not None
+    @cached_property
+    def rows(self) -> PooledRows:
+        """The numbers of rows, and how many sites may collude."""
+        records = {name: len(self.partition.rows[name]) for name in self.policies}
+        return PooledRows(records, coalition_of(self.policies))
 
     @property
     def cost(self) -> Fraction:
         """The charge to each site, as its checks compute it."""
-        shares = self._expected_shares
-        every = [replace(one, shares=shares) for one in self.requests]
-        return sum(
-            (NoiseRequired("", "", one.squared, one.own_variance, shares=shares).rho for one in every),
-            Fraction(0),
-        )
+        shares = self.rows.expected_shares
+        return sum((replace(one, shares=shares).required.rho for one in self.requests), Fraction(0))
 
     @property
     def spent(self) -> float:
@@ -289,8 +270,7 @@ class NoisyTable(Explainable):
     @property
     def expected_deviation(self) -> float:
         """Standard deviation of the noise on the sums of the last request."""
-        last = replace(self.requests[-1], shares=self._expected_shares)
-        return math.sqrt(len(self.policies) * last.own_variance)
+        return math.sqrt(self.rows.noise_of(self.requests[-1].variance))
 
     def noise_statement(self) -> str:
         """State the size of the noise, before it is charged."""
@@ -350,7 +330,7 @@ class NoisyTable(Explainable):
         self._check_rows()
         for site, policy in self.policies.items():
             check_budget(site, policy, self.cost)
-        sums = attempt.run(self._protocol(), tuple(self.policies) if self.masked else ())
+        sums = attempt.run(self._protocol(), self.rows.masked_at)
         return NoisyRelease(tuple(sums), attempt.ledger, self.spent, self.setting.delta)
 
     def _check_rows(self) -> None:
@@ -400,8 +380,7 @@ class NoisyTable(Explainable):
             Request(site, FAMILY, "sum_noisy_table", {}, self._session, text) for site in self.policies
         ]
         total = np.sum([reply.arrays["sums"] for reply in replies], axis=0)
-        deviation = math.sqrt(len(replies) * request.own_variance)
-        return NoisyTableSums(tuple(request.split(total)), deviation)
+        return NoisyTableSums(tuple(request.split(total)), math.sqrt(self.rows.noise_of(request.variance)))
 
 
 def intervals_of(low: float, high: float, most: int) -> tuple[float, ...]:
@@ -452,8 +431,7 @@ class NoisyCorrelations(NoisyTable):
         Short rows have less noise, and their correlations are nearer to zero: noise of half of the sampling
         error is allowed, and more where few rows of normal columns would not be shortened otherwise.
         """
-        shares, K = self._expected_shares, len(self.policies)
-        noise = math.sqrt(K / (2.0 * float(rho) * honest_shares(shares)))
+        noise = math.sqrt(len(self.policies) / (2.0 * float(rho) * self.rows.honest))
         least = math.ceil(float(stats.chi2.ppf(FAR_ROWS, len(ranges))))
         radius = np.clip(NOISE_OF_SAMPLING * math.sqrt(self.partition.n_entities) / noise, least, UNIT - 1)
         return TablePart("products", ranges, squared_radius=int(radius))

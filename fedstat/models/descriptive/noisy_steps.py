@@ -196,9 +196,16 @@ class NoisyTableRequest:
         return max(math.ceil(self.squared / (2 * Fraction(self.rho))), 1)
 
     @property
-    def own_variance(self) -> Fraction:
-        """Variance of the noise of one site."""
-        return share_of_noise(self.variance, honest_shares(self.shares))
+    def required(self) -> NoiseRequired:
+        """The noise of one site, and its charge; shares and later requests do not change the request."""
+        return NoiseRequired(
+            "sums",
+            to_json(replace(self, shares=None, later="0")),
+            self.squared,
+            share_of_noise(self.variance, honest_shares(self.shares)),
+            later=Fraction(self.later),
+            shares=self.shares,
+        )
 
     def check_at(self, site: str) -> None:
         """Refuse what is no table, from the request alone."""
@@ -211,10 +218,6 @@ class NoisyTableRequest:
                 f"{site}: the request for a table with noise needs parts of columns with levels or ascending "
                 f"edges, at most {MOST_CELLS:,} sums in each, and a charge above 0"
             )
-
-    def canonical(self) -> str:
-        """Return the same text for the same sums; shares and later requests change nothing in them."""
-        return to_json(replace(self, shares=None, later="0"))
 
     def split(self, sums: Array) -> Iterator[Array]:
         """Return the sums of each part in its shape."""
@@ -234,16 +237,7 @@ def _declare(data: SiteData, state: State, text: str) -> NoisyTableRequest:
     request.check_at(data.name)
     state.use_columns(request.needed)
     state.report(FactorsRequested([FormulaFactor(name, (name,)) for name in request.needed]))
-    state.report(EntityCount(data.table.n_rows))
-    noise = NoiseRequired(
-        "sums",
-        request.canonical(),
-        request.squared,
-        request.own_variance,
-        later=Fraction(request.later),
-        shares=request.shares,
-    )
-    state.report(noise)
+    state.report(EntityCount(data.table.n_rows), request.required)
     return request
 
 

@@ -465,7 +465,7 @@ class FederatedGLM(HorizontalModel):
             asked = noisy_question(model, epsilon, delta, bounds)
             for name, policy in asked.policies.items():
                 check_budget(name, policy, asked.cost)
-            session = model._open_session(FAMILY, asked.honest > 1)
+            session = model._open_session(FAMILY, asked.rows.honest > 1)
             fit = attempt.run(run_noisy(session, asked), session.masked_sites)
             if not isinstance(model.engine, DryRunEngine):
                 for text in bounds_warnings(asked, fit):

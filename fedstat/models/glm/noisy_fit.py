@@ -137,14 +137,9 @@ class NoisyQuestion:
         return PooledRows(self.records, coalition_of(self.policies))
 
     @property
-    def honest(self) -> int:
-        """Number of shares of noise that count; 1 if each site adds all of it."""
-        return self.rows.honest
-
-    @property
     def noise(self) -> Fraction:
         """Variance of all shares over that which is charged."""
-        return Fraction(len(self.records), self.honest)
+        return Fraction(len(self.records), self.rows.honest)
 
     @property
     def n(self) -> int:
@@ -180,7 +175,7 @@ class NoisyQuestion:
             "wide bounds add to it."
         )
         yield f"The fit takes {len(plan.rhos)} rounds of noisy sums; a repetition of the same fit is free."
-        if self.honest < 2 and len(self.records) > 2:
+        if self.rows.honest < 2 and len(self.records) > 2:
             K = len(self.records)
             shared = plan_steps(self.family, len(self.base), self.n, self.rho, Fraction(K, K - 1))
             yield (
@@ -271,9 +266,11 @@ def run_noisy(session: RowsSession, question: NoisyQuestion) -> FitProtocol[Nois
         rhos, *rest = iteration.plan.rhos[iteration.step :]
         request = question.request(iteration, rhos, sum((a + b for a, b in rest), Fraction(0)), shares)
         replies = yield session.request_all("sum_noisy_scores", {}, to_json(request))
-        unit, K = math.ldexp(1.0, -request.places), len(question.records)
+        unit = math.ldexp(1.0, -request.places)
         sums = [add(replies, name) * unit if name in replies[0].arrays else np.zeros(0) for name in NAMES]
-        of_score, of_information = (unit * math.sqrt(float(K * request.share(k))) for k in (0, 1))
+        of_score, of_information = (
+            unit * math.sqrt(question.rows.noise_of(variance)) for variance in request.variances
+        )
         iteration.take(sums[0], sums[1], (of_score, of_information))
         cost += request.costs
     if not math.isfinite(iteration.plan.price):

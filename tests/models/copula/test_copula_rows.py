@@ -283,7 +283,7 @@ def test_explain_states_the_price_before_anything_is_charged():
     plan = model.explain()
     text = " ".join(str(plan).split())
     assert plan.passes and "each site is charged epsilon 1 at delta 1e-06" in text
-    assert "noise makes errors about" in text and "of its budget, epsilon 8" in text
+    assert "noise makes errors about" in text and "% of the budget of A, B and C, epsilon 8" in text
     assert not any(site.site_ledger.charges.made for site in model.partition.sites.values())
     alone = " ".join(str(synthesizer(epsilon=1.0).explain()).split())
     assert "If owners set colluding = 1, noise on a correlation is about" in alone

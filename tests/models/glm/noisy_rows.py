@@ -96,7 +96,7 @@ GRID = [
         (family, kind, n, epsilon, sites, 0.0)
         for family in FAMILY
         for kind in KINDS
-        for n, sites in ((2_000, 3), (10_000, 1), (10_000, 3), (10_000, 10), (50_000, 3))
+        for n, sites in ((2_000, 3), (10_000, 1), (10_000, 10), (50_000, 3))
         for epsilon in EPSILONS
     ),
     *(
