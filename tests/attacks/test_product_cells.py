@@ -278,6 +278,26 @@ def test_totals_of_all_rows_or_of_all_but_three_are_released(apart):
         assert fs.FederatedOLS.from_formula(f"y ~ {terms}", at).fit(local=False).params.notna().all()
 
 
+def test_products_with_a_total_are_compared_with_products_of_its_parts():
+    """The total of all rows is known; of a part, another column differs in one row."""
+    more = pd.Series(FRAME.income.to_numpy()[::-1] ** 2)
+    near = more.where(FRAME.index != VICTIM, 2.0)
+    frame = FRAME.assign(total=FRAME.income + more, more=more, near=near)
+
+    def attack(policy):
+        at = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+        sums = {}
+        for terms in ("total + income", "more", "income:near"):
+            fit = fs.FederatedOLS.from_formula(f"y ~ {terms}", at).fit(local=False)
+            gram = total_sums(fit)[0]
+            sums |= gram["income" if "income" in gram else "Intercept"].to_dict()
+        return sums["total"] - sums["income"] - sums["income:near"]
+
+    assert attack("open") == pytest.approx(TRUTH * (more - near)[VICTIM], rel=1e-6)
+    with pytest.raises(PolicyError):
+        attack("strict")
+
+
 def test_products_that_many_rows_share_are_released():
     gram, _ = least_squares("y ~ c:income + x", partition("strict"))
     assert np.isfinite(gram).all(axis=None)

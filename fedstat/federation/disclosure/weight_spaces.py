@@ -34,6 +34,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import combinations
 from typing import TypeAlias
 
@@ -71,6 +72,8 @@ MOST_CANCELLED = 100.0
 """Size of the parts of a linear function, relative to a column, above which it is none."""
 FEW_APART = 0.1
 """Largest share of the rows of a column in which it is not the linear function of several atoms."""
+LARGEST_DIVISOR = 100
+"""Largest denominator of a simple coefficient."""
 SMALL_PARTS = (1e-2, 1e-4, SAME_RATIO)
 """Sizes relative to a column below which parts of it are left out, the largest first."""
 NEW_DIRECTION = 1e-6
@@ -550,10 +553,11 @@ class Expressions:
         return None
 
     def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
-        """Express a column that a linear function of atoms equals but for few rows, as a total its parts.
+        """Express a column that is a linear function of atoms but for few rows, as a total is of its parts.
 
-        Equality in all rows is left alone: it singles out nobody, and in splines, of which many functions are
-        equal on an interval, what is rounded off would look like a combination of its own.
+        Or an atom times such a function. Equality in all rows counts only with simple coefficients. In
+        splines, of which many functions are equal on an interval, what is rounded off would look like a
+        combination of its own.
         """
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         atoms = [j for j, v in enumerate(self._atoms) if not np.isnan(v[sample]).all()]
@@ -563,20 +567,30 @@ class Expressions:
         rng = np.random.default_rng(len(atoms))
         drawn = np.array([rng.choice(rows, needed, replace=False) for _ in range(TRIALS)])
         A = np.stack([np.ones(drawn.shape), *(np.nan_to_num(self._atoms[j][drawn]) for j in atoms)], axis=2)
-        if (first := _linear_function(x[drawn], A)) is None:
+        with np.errstate(divide="ignore"):
+            first = _linear_function(x[drawn][:, :, None] / A, A)
+        if first is None:
             return None
+        place, coefficients = first
         A = np.column_stack([np.ones(self.n), *(np.nan_to_num(self._atoms[j]) for j in atoms)])
-        near = rows[_is_linear(x[rows], A[rows], first, NEAR_A_LINE)]
+        factor = np.where(A[:, place] == 0.0, np.nan, A[:, place])
+        there = rows[~np.isnan(factor[rows])]
+        near = there[_is_linear((x / factor)[there], A[there], coefficients, NEAR_A_LINE)]
         if len(near) < max((1.0 - FEW_APART) * len(rows), needed):
             return None
-        found = _few_parts(x[near], A[near])
-        same = _is_linear(x, A, found, SAME_RATIO)
-        if not 0 < (~same[rows]).sum() <= FEW_APART * len(rows):
+        found = _few_parts((x / factor)[near], A[near])
+        simple = np.array([float(Fraction(value).limit_denominator(LARGEST_DIVISOR)) for value in found])
+        is_simple = bool((np.abs(simple - found) <= SAME_RATIO * np.abs(found)).all())
+        found = simple if is_simple else found
+        same = _is_linear(x / factor, A, found, SAME_RATIO)
+        apart = int((~same[rows]).sum())
+        if apart > FEW_APART * len(rows) or not (apart or is_simple):
             return None
-        out: dict[Monomial, float] = {((self._rows(same),), ()): float(found[0])} if found[0] else {}
-        for j, value in zip(atoms, found[1:].tolist(), strict=True):
+        common, out = (atoms[place - 1],) if place else (), dict[Monomial, float]()
+        for part, value in zip([(), *((j,) for j in atoms)], found.tolist(), strict=True):
             if value:  # an atom is zero where it has no value
-                out[((self._rows(same & ~np.isnan(self._atoms[j])),), (j,))] = value
+                known = same & ~np.isnan([self._atoms[j] for j in (*part, *common)]).any(axis=0)
+                out[((self._rows(known),), tuple(sorted((*part, *common))))] = value
         return out, np.where(same, 0.0, x)
 
     def _times(
@@ -720,7 +734,7 @@ def _is_linear(x: Floats, A: Floats, coefficients: Floats, tolerance: float) -> 
     """
     parts = A * coefficients
     size = np.abs(parts).sum(axis=1) + np.abs(x)
-    if size.max(initial=0.0) > MOST_CANCELLED * np.abs(x).max(initial=0.0):
+    if np.nanmax(size, initial=0.0) > MOST_CANCELLED * np.nanmax(np.abs(x), initial=0.0):
         return np.zeros(len(x), dtype=np.bool_)
     return np.asarray(np.abs(x - parts.sum(axis=1)) <= tolerance * size)
 
@@ -742,18 +756,24 @@ def _few_parts(x: Floats, A: Floats) -> Floats:
     return max(tried, key=lambda one: _is_linear(x, A, one, SAME_RATIO).sum())
 
 
-def _linear_function(x: Floats, A: Floats) -> Floats | None:
-    """Return coefficients with which x (T, m) is a linear function of A (T, m, q) in one of T sets of rows.
+def _linear_function(X: Floats, A: Floats) -> tuple[int, Floats] | None:
+    """Find a column of X (T, m, r) that is a linear function of A (T, m, q) in one of T sets of rows.
 
-    Some rows may be apart: a square system of the first rows of each set is solved, and compared with others.
+    Return its place, and the coefficients. Some rows may be apart: a square system of the first rows of each
+    set is solved, and compared with others.
     """
     q = A.shape[2]
     sizes = np.abs(A).max(axis=(0, 1)) + (A == 0.0).all(axis=(0, 1))
     # The shortest solution, since some parts may depend on others.
-    solved = (np.linalg.pinv(A[:, :q] / sizes, rcond=NEAR_A_LINE) @ x[:, :q, None])[:, :, 0] / sizes
-    for one, there, columns in zip(solved, x[:, q:], A[:, q:], strict=True):
-        if (~_is_linear(there, columns, one, NEAR_A_LINE)).sum() <= 1:
-            return np.asarray(one)
+    inverses = np.linalg.pinv(A[:, :q] / sizes, rcond=NEAR_A_LINE)
+    finite = np.flatnonzero(np.isfinite(X).all(axis=(0, 1)))
+    solved = inverses @ X[:, :q, finite] / sizes[:, None]
+    there, columns = X[:, q:, finite], A[:, q:]
+    size = np.abs(columns) @ np.abs(solved) + np.abs(there)
+    apart = np.abs(there - columns @ solved) > NEAR_A_LINE * size
+    apart |= size.max(axis=1, keepdims=True) > MOST_CANCELLED * np.abs(there).max(axis=1, keepdims=True)
+    for k, one in np.argwhere(apart.sum(axis=1).T <= 1).tolist():
+        return int(finite[k]), np.asarray(solved[one, :, k])
     return None
 
 
