@@ -208,7 +208,7 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
 
 
 NEGATIVE_BINOMIAL = sm.families.NegativeBinomial(alpha=1.0)
-KEPT = fs.Policy.strict(approval="auto", formulas="any", reasons="sent")
+KEPT = fs.Policy.strict(formulas="any", reasons="sent", small_differences="refuse")
 
 
 def relapses(n_patients=40, n_visits=6):

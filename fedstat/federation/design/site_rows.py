@@ -361,14 +361,12 @@ def used_rows(data: SiteData, question: RowsRequest) -> Bools | None:
     """Return the rows, (n_rows,), that a request uses or has a subset of; None if these are all complete.
 
     A subset does not decide which rows are left out: their number would reveal whether few rows are
-    outside of it.
+    outside of it. Imputation fills the cells that rows lack, and uses all rows.
     """
-    if not leaves_out(data):
+    if question.imputed is not None or not leaves_out(data):
         return None
     question = _without_subset(question)
-    # Imputation fills the cells that rows lack.
-    columns = question.needed if question.imputed is None else None
-    leave_out = partial(leave_out_rows, data, columns=columns)
+    leave_out = partial(leave_out_rows, data, columns=question.needed)
     return data.memory.rows_of(repr(question), partial(_complete, data, question), leave_out)
 
 

@@ -450,6 +450,7 @@ class Policy:
         "leaves out rows. Where few rows lack the same columns, no analysis uses these rows, or only those "
         "of fewer columns. Where few rows still differ, as after a correction, further rows are left "
         'out, always the same ones. The result says at which sites. "refuse": the analysis is refused.',
+        strict="leave out",
     )
     formulas: Literal["any", "simple"] = rule(
         "any",
