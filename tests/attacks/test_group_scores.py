@@ -98,7 +98,8 @@ def test_comparisons_without_few_visits_or_with_fewer_terms_are_no_difference(le
     table = visits()
     own = (table["patient"] == 1007) & (table.groupby("patient").cumcount() < left_out)
     table["kept"] = np.where(own, np.nan, 1.0)
-    partition = fs.ClientPartition.from_frame(table, by="site", policy="strict")
+    policy = fs.Policy.strict(small_differences="refuse")
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=policy)
     make = fs.FederatedMixed.from_formula
     make("y ~ x + z + (1 | patient)", partition).fit()
     assert make("y ~ x + (1 | patient)", partition).fit().converged

@@ -79,7 +79,9 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
     """
     if data.policy.remember == "nothing":
         return
-    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", OTHER_ROWS_REMEDY)
+    leaves_out = data.policy.small_differences == "leave out"
+    remedy = SAME_ROWS_REMEDY if leaves_out else OTHER_ROWS_REMEDY
+    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", remedy)
     if data.memory.released is not None:
         whole = fact.used if fact.whole is None else fact.whole
         data.memory.released = data.memory.released.with_set(whole)

@@ -23,6 +23,8 @@ from fedstat.federation.transport.site_folder import load_identity, table_folder
 
 NAMES = ("East", "North", "West")
 PERSON = "Ada Berg"
+STRICT = Policy.strict(formulas="any", small_differences="refuse")
+"""A site that leaves rows out has no two studies of rows that differ by few."""
 
 
 def records(seed, n=150):
@@ -50,7 +52,7 @@ def second_study(home, name="trial"):
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("studies")
     frames = {name: records(seed) for seed, name in enumerate(NAMES)}
-    make_federation(home, frames, policy=Policy.strict(formulas="any"))
+    make_federation(home, frames, policy=STRICT)
     second_study(home)
     with served_sites(home, NAMES):
         yield home
@@ -107,7 +109,7 @@ def test_the_difference_of_two_studies_is_refused_also_where_each_alone_is_answe
     for order in (("study", "trial"), ("trial",)):
         home = tmp_path / "-".join(order)
         home.mkdir()
-        make_federation(home, frames, policy=Policy.strict(formulas="any"))
+        make_federation(home, frames, policy=STRICT)
         second_study(home)
         with served_sites(home, NAMES):
             if len(order) == 2:
@@ -126,7 +128,7 @@ def signed(home, study, request):
 @pytest.fixture
 def site(tmp_path):
     frames = {name: records(seed, 40) for seed, name in enumerate(NAMES)}
-    make_federation(tmp_path, frames, policy=Policy.strict(formulas="any"))
+    make_federation(tmp_path, frames, policy=STRICT)
     second_study(tmp_path)
     return tmp_path
 
@@ -267,9 +269,9 @@ def test_names_are_not_computed_by_a_spreadsheet_and_not_run_by_a_browser(site, 
 
 def test_one_service_answers_for_several_tables_with_a_ledger_each(tmp_path, capsys):
     frames = {name: records(seed) for seed, name in enumerate(NAMES)}
-    make_federation(tmp_path, frames, policy=Policy.strict(formulas="any"))
+    make_federation(tmp_path, frames, policy=STRICT)
     tables = {name: records(seed + 10).rename(columns={"bmi": "lactate"}) for seed, name in enumerate(NAMES)}
-    add_second_tables(tmp_path, tables, Policy.strict(formulas="any"))
+    add_second_tables(tmp_path, tables, STRICT)
     for name in NAMES:
         place = tmp_path / name / "tables" / "icu"
         for other in NAMES:
