@@ -293,7 +293,7 @@ class State:
 
     def copy(self) -> State:
         """Return the present state, for :meth:`restore`."""
-        earlier = State.__new__(State)  # with what restore() reads, and nothing else
+        earlier = State(self.site)
         earlier.restore(self)
         earlier._items = {name: snapshot(item) for name, item in self._items.items()}
         return earlier
