@@ -555,9 +555,9 @@ class Expressions:
     def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
         """Express a column that is a linear function of atoms but for few rows, as a total is of its parts.
 
-        Or an atom times such a function. Equality in all rows counts only with simple coefficients. In
-        splines, of which many functions are equal on an interval, what is rounded off would look like a
-        combination of its own.
+        Or an atom times such a function. Equality in all rows counts only with simple coefficients. Many
+        functions of a spline are equal on an interval, and rounding errors would look like a combination of
+        their own.
         """
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         atoms = [j for j, v in enumerate(self._atoms) if not np.isnan(v[sample]).all()]
