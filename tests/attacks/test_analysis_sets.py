@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,12 @@ from refusals import refused_for
 
 import fedstat as fs
 from fedstat.federation.disclosure import analysis_sets
-from fedstat.federation.disclosure.analysis_sets import enlarge_patterns, leave_out_rows, usable_rows
+from fedstat.federation.disclosure.analysis_sets import (
+    ClassMinimum,
+    enlarge_patterns,
+    leave_out_rows,
+    usable_rows,
+)
 from fedstat.federation.disclosure.differencing import check_products, check_row_difference
 from fedstat.federation.disclosure.facts import RowsUsed, SummedProducts
 from fedstat.federation.disclosure.release_history import ReleaseHistory
@@ -298,3 +305,52 @@ def test_moves_are_the_fewest_after_which_both_parts_have_none_or_enough(least):
         for a, b in zip(apart, rest, strict=True)
     ]
     assert analysis_sets._moves(apart, rest, least).tolist() == expected
+
+
+def choice_of(seed):
+    """A choice among 60 rows with three columns of levels, some of them unknown; five rows are lacking."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, [2, 3, 4], (65, 3))
+    codes[5:][rng.random((60, 3)) < 0.05] = -1
+    part = analysis_sets.Part(np.arange(5, 65), np.arange(5), False)
+    history = SimpleNamespace(persons=None)
+    return codes[5:], analysis_sets._Choice(history, codes, np.arange(65), part, ClassMinimum(10, 3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_score_is_by_how_much_a_row_brings_its_cells_closer_to_enough_rows(seed):
+    def moves(choice):
+        return analysis_sets._moves(choice.apart, choice.rest, 3).sum()
+
+    _, choice = choice_of(seed)
+    for place in (3, 17, 40):
+        choice._take(place)
+        expected = np.full(60, -np.inf)
+        for row in np.flatnonzero(~choice.taken):
+            other = deepcopy(choice)
+            other._take(row)
+            expected[row] = moves(choice) - moves(other)
+        scores = choice._scores()
+        candidates = np.isfinite(scores)
+        assert candidates.any() and not candidates[choice.taken].any()
+        np.testing.assert_array_equal(scores[candidates], expected[candidates])
+        assert scores.max() == expected.max()
+
+
+def test_in_every_other_attempt_candidates_have_one_level():
+    codes, choice = choice_of(0)
+    choice._begin(1)
+    candidates = np.isfinite(choice._scores())
+    assert 0 < candidates.sum() < 60
+    assert any(len(np.unique(column[candidates])) == 1 and column[candidates][0] >= 0 for column in codes.T)
+
+
+def test_a_row_of_another_level_is_taken_where_all_that_are_left_out_have_one():
+    codes, choice = choice_of(0)
+    choice.apart[:] = 0  # those that are lacking have no levels
+    for place in np.flatnonzero(codes[:, 0] == 0)[:4].tolist():
+        choice._take(place)
+    before = choice.taken.copy()
+    assert choice._mix()
+    (added,) = np.flatnonzero(choice.taken & ~before)
+    assert codes[added, 0] == 1
