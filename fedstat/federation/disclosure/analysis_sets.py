@@ -381,7 +381,6 @@ class _Choice:
         least, nearest, place = self.minimum.level, np.inf, self.last
         moves = _moves(self.apart, self.rest, least)
         gain = moves - _moves(self.apart + 1, np.maximum(self.rest - 1, 0), least)
-        gain[-1] = 0.0
         gains = gain[self.places]
         scores: Floats = gains.sum(axis=1)
         helps = (gains > 0.0).any(axis=1)
