@@ -489,11 +489,12 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
         slope = rho * (t / N - a) - residual
         low, high = np.where(slope <= 0.0, t, low), np.where(slope >= 0.0, t, high)
         new = t - slope / (weight + rho / N)
-        # Newton steps may oscillate: if they do not shrink, the bracket is halved.
-        wild = (new < low) | (new > high) | (np.abs(new - t) > last / 2.0)
+        # Newton steps may oscillate: if they do not shrink, the bracket is halved, but not around a root.
+        closest = 1e-13 * (1.0 + np.abs(t).max())
+        wild = (new < low) | (new > high) | (np.abs(new - t) > np.maximum(last / 2.0, closest))
         new = np.where(wild, (low + high) / 2.0, new)
         last, t = np.abs(new - t), new
-        if last.max() <= 1e-13 * (1.0 + np.abs(t).max()):
+        if last.max() <= closest:
             break
     return np.asarray(t / N)
 

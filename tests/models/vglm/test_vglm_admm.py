@@ -117,3 +117,17 @@ def test_the_step_of_an_entity_is_the_minimum(family):
     for i in range(4):
         best = minimize_scalar(value, args=(i,), bounds=(-20, 20), method="bounded", options={"xatol": 1e-12})
         assert found[i] == pytest.approx(best.x, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["Binomial", "Poisson"])
+def test_entities_whose_step_is_found_wait_at_it_for_the_others(family, monkeypatch):
+    rng, evaluated = np.random.default_rng(0), []
+
+    def point(t, y):
+        evaluated.append(t)
+        return POINTS[family](t, y)
+
+    monkeypatch.setattr("fedstat.models.vglm.steps.POINTS", {family: point})
+    y = rng.integers(0, 2, 400).astype(float)
+    nearest(family, rng.normal(size=400), y, 3, 0.3)
+    assert len(evaluated) < 30
