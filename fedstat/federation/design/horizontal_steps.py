@@ -412,14 +412,15 @@ class OpenRows:
 
         Their sums are released as well.
         """
-        parts = (
-            [*([] if rows.offset is None else [rows.offset]), *self._propensity_columns(rows)]
-            for rows, _ in self.chunks()
-        )
-        further = [np.column_stack(part) for part in parts if part]
-        if not further:
+        if not (self.offset_name or self.question.propensities):
             yield from (X for _, X in self.chunks())
             return
+        further = [
+            np.column_stack(
+                [*([] if rows.offset is None else [rows.offset]), *self._propensity_columns(rows)]
+            )
+            for rows, _ in self.chunks()
+        ]
         values = np.concatenate(further)
         mean, sd = values.mean(axis=0), values.std(axis=0)
         for (_, X), more in zip(self.chunks(), further, strict=True):
@@ -444,7 +445,8 @@ class OpenRows:
 
     def arm_facts(self) -> Iterator[LevelRowCounts | IndicatorCounts | WorkingWeights | RowGroups]:
         """Facts on the arms, columns and weights of propensity models, as a fit of these reports them."""
-        chunks = [rows for rows, _ in self.chunks()]
+        # Without propensity models no rows are read: a file may not fit into memory.
+        chunks = [rows for rows, _ in self.chunks()] if self.question.propensities else []
         for one in self.question.propensities:
             Z = np.concatenate([one.design(rows.frame, self.data.name) for rows in chunks])
             arm = np.concatenate([one.arms_of(rows.frame, self.data.name) for rows in chunks])
@@ -589,8 +591,8 @@ class OpenRows:
 
     def _columns(self) -> tuple[list[str], list[bool]]:
         """Names of the design's columns and of the cells of factors, and which are summed."""
-        X = np.zeros((sum(len(X) for _, X in self.chunks()), len(self.term_names)))
-        cells = [text for text, _ in self.cells_of_terms(X)]
+        n = int(self.used.sum()) if self.held is None else len(self.held[1])
+        cells = [text for text, _ in self.cells_of_terms(np.zeros((n, len(self.term_names))))]
         return [*self.names, *cells], [True] * len(self.names) + [False] * len(cells)
 
 

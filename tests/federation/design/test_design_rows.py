@@ -114,6 +114,17 @@ def test_a_streamed_table_agrees_to_the_same(tmp_path):
     np.testing.assert_allclose(one.spread, two.spread, rtol=1e-12, atol=1e-12)
 
 
+def test_a_file_is_read_four_times_until_its_moments_are_known(tmp_path, monkeypatch):
+    """It is surveyed and coded once, and its leverages need two passes: a file may not fit into memory."""
+    read = ParquetTable.chunks
+    passes = []
+    monkeypatch.setattr(ParquetTable, "chunks", lambda *arguments: passes.append(1) or read(*arguments))
+    FRAME[["y", "x", "w"]].to_parquet(tmp_path / "rows.parquet")
+    table = ParquetTable(tmp_path / "rows.parquet", rows_per_chunk=60)
+    assert design("y ~ x + w", sites(tables={"Kiel": table})).n.tolist() == [N]
+    assert len(passes) == 4
+
+
 def test_rows_that_lack_something_are_counted():
     frame = FRAME.copy()
     frame.loc[frame.index[[0, 50]], "x"] = np.nan
