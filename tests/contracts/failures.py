@@ -242,6 +242,16 @@ def one_cell_missing(**given: Any) -> fs.ClientPartition:
     return by_site(t.assign(few=t["k"].where(t.groupby("site").cumcount() > 0)), **given)
 
 
+def rare_arm(**given: Any) -> fs.ClientPartition:
+    """Return rows with an arm whose probability is above one half in two rows of each site."""
+    t, rng = rows(), np.random.default_rng(6)
+    far = np.clip(t["x"], -1.5, 1.5)
+    far[t.groupby("site").cumcount() < 2] = 6.0
+    arm = rng.random(len(t)) < 1.0 / (1.0 + np.exp(2.0 - 0.8 * far))
+    given = {"policy": fs.Policy()} | given
+    return by_site(t.assign(far=far + 0.01 * t["y"], arm=np.where(arm, "new", "all")), **given)
+
+
 def clean(**given: Any) -> fs.ClientPartition:
     """Return rows with columns for arguments that do not fit."""
     t = rows()
@@ -359,6 +369,7 @@ FAILURES = [
         {"method": "standardization"},
     ),
     Failure("TreatmentEffect", "y ~ x", clean, {"treatment": "m ~ x", "link": "probit"}),
+    Failure("TreatmentEffect", "y ~ 1", rare_arm, {"treatment": "arm ~ far", "estimand": "matching"}),
     Failure(
         "TreatmentEffect", "y ~ x", clean, {"treatment": "e ~ x", "labels": ["ward"]}, {"cov_type": "cluster"}
     ),

@@ -125,7 +125,7 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
     """
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
     among_all[fact.rows] = fact.code
-    what, remedy = "groups of entities", SAME_GROUPS_REMEDY
+    what, remedy = "groups of entities", fact.remedy or SAME_GROUPS_REMEDY
     if data.policy.remember == "all" or (fact.of_models and data.policy.remember == "rows"):
         _check_and_remember(data, among_all, what, remedy, fact.least)
     elif fact.place:

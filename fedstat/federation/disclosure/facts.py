@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from fedstat.errors import Remedy
 from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -198,6 +199,8 @@ class RowGroups:
         Fewest rows by which groups may differ from earlier ones; by default the minimum count.
     of_models : bool
         Whether they are compared as the rows of models are, unless the policy remembers nothing.
+    remedy : Remedy, optional
+        What to do where they are refused; by default the groups of an earlier fit.
     """
 
     place: str
@@ -205,6 +208,7 @@ class RowGroups:
     rows: Ints
     least: int | None = None
     of_models: bool = False
+    remedy: Remedy | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from scipy.special import expit, ndtri
 
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import EstimationError, MessageError, Remedy
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
 from fedstat.federation.design.propensity_weights import CUTS
 from fedstat.federation.design.site_rows import block_means
@@ -51,6 +51,11 @@ BY_SITE = ("",)
 """In place of columns of clusters: each site is one."""
 CLUSTERS = summed("number of clusters", 0, optional=True, behind=(*SUMS, facts.ClusterProducts))
 BLOCK = 8192
+OTHER_WEIGHTS = Remedy(
+    "from_formula(..., estimand='ATO').fit(...)",
+    "Matching weights are those of another estimand where an arm has a probability below one half, and on one "
+    "side this site has few rows. Use {arguments}, whose weights are the same function in all rows",
+)
 
 
 distribution_of = lru_cache(maxsize=64)(DistributionSpec.from_json)
@@ -325,7 +330,10 @@ class SiteTreatment(PredictorObjective):
         """Facts on the rows on either side of a cut by the probabilities, if weights jump there."""
         if self.equations.jumps(self.stage):
             code = [self.equations.cut(self.predictors(rows, own)) for rows in self.chunks()]
-            yield facts.RowGroups(CUTS, np.concatenate(code), self.opened.places, of_models=True)
+            remedy = OTHER_WEIGHTS if self.request.estimand == "matching" else None
+            yield facts.RowGroups(
+                CUTS, np.concatenate(code), self.opened.places, of_models=True, remedy=remedy
+            )
 
     def facts_at(
         self, own: Floats, sums: SiteSums, instead: Mapping[str, Array] | None = None
