@@ -53,8 +53,8 @@ CLUSTERS = summed("number of clusters", 0, optional=True, behind=(*SUMS, facts.C
 BLOCK = 8192
 OTHER_WEIGHTS = Remedy(
     "from_formula(..., estimand='ATO').fit(...)",
-    "Matching weights are those of another estimand where an arm has a probability below one half, and on one "
-    "side this site has few rows. Use {arguments}, whose weights are the same function in all rows",
+    "Matching weights are those of other estimands on the two sides of a probability of one half, and this "
+    "site has few rows on one side. Use {arguments}, whose weights are the same function in all rows",
 )
 
 
