@@ -852,8 +852,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     further = (*opened.offset_name, *opened.propensity_names()[0])
     design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *further))
     state.report(*opened.arm_facts(), design, *opened.products())
-    own = {question.response_columns[0]: question.categories} if question.has_categories else {}
-    state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))
+    outcome = {question.response_columns[0]: question.categories} if question.has_categories else {}
+    state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | outcome))
     state.report(question.column_sums(tally.used))
     if question.absorbed:
         opened.absorb(state)
