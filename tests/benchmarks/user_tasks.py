@@ -344,7 +344,9 @@ def mixed(folder, formula, **settings):
 
     def run(rows=frame):
         partition = fs.ClientPartition.from_frame(rows, by="site")
-        str(fs.FederatedMixed.from_formula(formula, partition, **settings).fit().summary())
+        result = fs.FederatedMixed.from_formula(formula, partition, **settings).fit()
+        str(result.summary())
+        return result
 
     run(frame[frame["patient"] % 40 < 2])
     return run
@@ -396,7 +398,9 @@ def cox_common(folder, n, columns):
 
     def run(rows=frame):
         model = fs.FederatedCox.from_formula(formula, fs.ClientPartition.from_frame(rows, by="site"))
-        model.fit(baseline="common", grid=0.1, until=4).summary()
+        result = model.fit(baseline="common", grid=0.1, until=4)
+        str(result.summary())
+        return result
 
     run(frame.head(4_000))
     return run
