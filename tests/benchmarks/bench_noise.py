@@ -3,9 +3,10 @@
     python tests/benchmarks/bench_noise.py [RUNS]        writes results/noisy_peers.csv
     FEDSTAT_DIFFPRIVLIB=/one/bin/python python tests/benchmarks/bench_noise.py
 
-Six correlated normal columns at three sites, delta 1e-6. diffprivlib (``pip install diffprivlib``) may live
-in another environment, and is left out where there is none; its guarantee has delta 0, for pooled rows.
-Errors are root mean squares over runs and coefficients; those of maximum likelihood are without noise.
+Six correlated normal columns at three sites, delta 1e-6. diffprivlib may live in another environment
+(``pip install diffprivlib "scikit-learn<1.6"``), and is left out where there is none; its guarantee has
+delta 0, for pooled rows. Errors are root mean squares over runs and coefficients; those of maximum likelihood
+are without noise.
 """
 
 from __future__ import annotations

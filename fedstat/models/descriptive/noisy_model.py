@@ -118,6 +118,11 @@ class NoiseSetting:
             raise ModelError(f"there is no column {name!r} at any site")
         return bounds_of(self.bounds, partition.sites.values(), [name])[name]
 
+    def require(self, partition: ClientPartition, *names: str | None) -> None:
+        """Require public descriptions of columns, so that one error names all that have none."""
+        held = {name for columns in partition.columns.values() for name in columns}
+        bounds_of(self.bounds, partition.sites.values(), [name for name in names if name in held])
+
     def levels(self, partition: ClientPartition, name: str) -> CodedColumn:
         """Return a category with its public levels."""
         described = self.describe(partition, name)

@@ -68,6 +68,7 @@ def noisy_crosstab(
     partition: ClientPartition, row: str, column: str, setting: NoiseSetting
 ) -> RequestedTable[TableFrame]:
     """Count the rows by two categories."""
+    setting.require(partition, row, column)
     rows, columns = setting.levels(partition, row), setting.levels(partition, column)
     parts = [TablePart("cells", (columns,), (rows,))]
     model = NoisyTable(partition, parts, setting, f"rows by {row} and {column}")
@@ -165,6 +166,7 @@ def noisy_corr(
     partition: ClientPartition, names: Sequence[str], setting: NoiseSetting
 ) -> RequestedTable[TableFrame]:
     """Return correlations of numbers."""
+    setting.require(partition, *names)
     columns = [
         CodedColumn(name, edges=intervals_of(*setting.range(partition, name), FIRST_INTERVALS))
         for name in names
@@ -201,6 +203,7 @@ def noisy_table_one(
     setting: NoiseSetting,
 ) -> RequestedTable[TableOne]:
     """Describe the rows by group, all variables by one array of sums; categories are marked."""
+    setting.require(partition, *variables, by)
     groups = _groups(partition, by, setting)
     share = 1.0 / (len(variables) + len(groups))
     parts = [

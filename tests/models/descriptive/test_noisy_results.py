@@ -262,7 +262,7 @@ def test_intervals_have_round_middles():
         (
             {"epsilon": 1.0, "bounds": {"arm": ["a", "b"]}},
             ModelError,
-            r'(?s)1 of 1 columns have none.*"stage"',
+            r'(?s)1 of 2 columns have none.*"stage"',
         ),
         (
             {"epsilon": 1.0, "bounds": {**BOUNDS, "arm": "ab"}},
