@@ -387,6 +387,7 @@ class FederatedGLM(HorizontalModel):
             An argument is invalid here.
         EstimationError
             Columns are collinear or the outcomes separated (the error names them), or no step is possible.
+            With `epsilon`: the records, or those with the rarer response, are too few.
         PolicyError
             A site refuses.
 
