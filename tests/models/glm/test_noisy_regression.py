@@ -499,47 +499,6 @@ def test_the_best_test_of_a_row_shows_no_more_than_is_charged_and_nearly_as_much
     assert epsilon_of_zcdp(low**2 / 2, 1e-6) <= epsilon_of_zcdp(charged, 1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["Binomial", "Gaussian"])
-def test_a_complete_fit_betrays_a_row_no_better_than_is_charged(family):
-    """The likelihood ratio of all noisy sums of a fit, for a row of about the length R, far from the fit."""
-    rng, trials, n, epsilon = np.random.default_rng(21), 400, 500, 3.0
-    frame = pd.DataFrame({"x1": rng.normal(size=n), "x2": rng.normal(size=n)})
-    frame["y"] = (frame["x1"] + rng.logistic(size=n) > 0.0) * 1.0
-    far = pd.DataFrame({"x1": [1.5], "x2": [-1.5], "y": [0.0]})
-    far = far if family == "Binomial" else far.assign(y=-NORMAL_LIMIT)
-    question = noisy_question(model_of(frame, family, 1), epsilon, 1e-6, bounds_of(family, "normal", q=2))
-    held, hits = [frame, pd.concat([frame, far], ignore_index=True)], 0
-    policy = fs.Policy(privacy=fs.Budget(epsilon, 1e-6))
-    for truth in rng.integers(0, 2, trials):
-        site = Site("A", held[truth], policy)
-        iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
-        ratio, left = 0.0, question.rho
-        while iteration.step < len(iteration.plan.rhos):
-            rhos = iteration.plan.rhos[iteration.step]
-            left -= sum(rhos)
-            request = question.request(iteration, rhos, left, None)
-            packed = pack_request(Request("A", "glm", "sum_noisy_scores", {}, "s", to_json(request)))
-            reply = unpack_reply(site.answer(packed)).arrays
-            base, moved = (
-                sums_of(replace(site.data, table=FrameTable(one)), request)[0] for one in (frame, far)
-            )
-            noisy = [reply.get(name) for name in ("score", "information")]
-            for found, exact, part, variance in zip(noisy, base, moved, request.variances, strict=True):
-                if found is not None:
-                    shifted = (found - exact).astype(float) - 0.5 * part
-                    ratio += float(shifted @ part.astype(float)) / variance
-            unit = math.ldexp(1.0, -request.places)
-            sums = [np.zeros(0) if one is None else one * unit for one in noisy]
-            iteration.take(*sums, tuple(unit * math.sqrt(one) for one in request.variances))
-        hits += (ratio > 0.0) == bool(truth)
-    charged = site.site_ledger.charges.spent
-    low, high = mu_interval(hits, trials, 1e-4)
-    claimed = math.sqrt(2 * charged)
-    print(f"{family}: {hits} of {trials} right, mu {low:.2f} to {high:.2f}, charged {claimed:.2f}")
-    assert epsilon_of_zcdp(charged, 1e-6) <= epsilon and low <= claimed < 2.0 * high
-
-
 # -- rare outcomes ---------------------------------------------------------------------------------
 
 
