@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from noisy_rows import (
     GRID,
-    NORMAL_LIMIT,
     RARE,
     RUNS,
     bounds_of,
