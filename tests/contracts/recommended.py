@@ -80,13 +80,14 @@ def _named(tree: ast.Module) -> dict[str, ast.AST]:
 
 
 @cache
-def _sources() -> dict[Path, ast.Module]:
+def sources() -> dict[Path, ast.Module]:
+    """Return the modules of the package, parsed once."""
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache
 def _everywhere() -> dict[str, ast.AST]:
-    return {name: node for tree in _sources().values() for name, node in _named(tree).items()}
+    return {name: node for tree in sources().values() for name, node in _named(tree).items()}
 
 
 @dataclass(frozen=True)
@@ -163,21 +164,26 @@ def _makes_error(call: ast.Call) -> bool:
 @cache
 def raised() -> tuple[Raised, ...]:
     """Return all places of the package that make an error or a warning."""
-    return tuple(one for path, tree in _sources().items() for one in _raised_in(path, tree))
+    return tuple(one for path, tree in sources().items() for one in _raised_in(path, tree))
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST | None]]:
+    """Yield each call with the innermost function around it."""
+    nodes: list[tuple[ast.AST, ast.AST | None]] = [(tree, None)]
+    while nodes:
+        node, owner = nodes.pop()
+        if isinstance(node, ast.Call):
+            yield node, owner
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            owner = node
+        nodes += [(child, owner) for child in ast.iter_child_nodes(node)]
 
 
 def _raised_in(path: Path, tree: ast.Module) -> Iterator[Raised]:
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    owners = {
-        id(node): function
-        for function in ast.walk(tree)
-        if isinstance(function, functions)
-        for node in ast.walk(function)
-    }
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not _makes_error(call):
+    for call, owner in _calls(tree):
+        if not _makes_error(call):
             continue
-        read = _Texts(_named(tree), _assigned(owners.get(id(call))))
+        read = _Texts(_named(tree), _assigned(owner))
         given = [*call.args, *(one.value for one in call.keywords if one.arg != "remedy")]
         yield Raised(
             path.relative_to(PACKAGE).as_posix(),
