@@ -657,7 +657,7 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
     return values
 
 
-def _codes(series: pd.Series, levels: Sequence[object], where: str) -> Floats:
+def _codes(series: pd.Series, levels: Sequence[LevelValue], where: str) -> Floats:
     """Return the place of each value among levels, (n,); zeros where these are not known yet."""
     if not levels:
         return np.zeros(len(series))
