@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from attacker.calls import KINDS, Call, draw_call, model
 from attacker.grammar import design_of, products
 from attacker.influence import (
     ALLOW,
+    REFUSING,
     Answering,
     Examined,
     counted,
@@ -82,7 +84,7 @@ HOLES = {
 }
 
 
-ONE_SITE = fs.Policy.strict(masked_only=False, min_own_rows=0)
+ONE_SITE = replace(REFUSING, masked_only=False, min_own_rows=0)
 """What a single small site is asked under, so that the rules on sums refuse, and not the number of rows."""
 
 
@@ -136,7 +138,7 @@ def test_sequences_that_singled_out_rows_do_so_no_more(seed):
 
 
 def test_no_family_singles_out_rows_under_the_strict_policy():
-    examined = examine_all(range(4), "strict", 15.0)
+    examined = examine_all(range(4), seconds=15.0)
     print(examined)
     assert not examined.findings, "\n".join(map(str, examined.findings))
     assert not any("sum" in step for step in examined.unread), str(examined)
@@ -147,6 +149,6 @@ def test_no_family_singles_out_rows_under_the_strict_policy():
 def test_an_hour_of_sequences(campaign):
     """Set FEDSTAT_ATTACK_SEED to draw others."""
     first = int(os.environ.get("FEDSTAT_ATTACK_SEED", "1000"))
-    done = campaign(range(first, first + 10**9), "strict", AN_HOUR / 2)
+    done = campaign(range(first, first + 10**9), seconds=AN_HOUR / 2)
     print(done)
     assert not done.findings, "\n".join(str(finding) for finding in done.findings)

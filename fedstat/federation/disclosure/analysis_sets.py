@@ -214,11 +214,20 @@ def _persons(released: ReleasedSums, rows: Ints) -> int:
     return len(rows) if released.persons is None else len(np.unique(released.persons[rows]))
 
 
+def _persons_before(released: ReleasedSums, rows: Ints) -> int:
+    """Count the persons of these rows who were in earlier analyses, by other versions of their records."""
+    if released.persons is None:
+        return 0
+    return len(np.intersect1d(released.persons[rows], released.persons[released.sets != 0]))
+
+
 def _left_out(released: ReleasedSums, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum) -> Ints:
     """Return the rows of a class that the analysis does without."""
     few = _persons(released, part.inside) < minimum.persons
     if part.is_new:
-        return part.inside if few else _rare(codes, part.inside, minimum)
+        rare = part.inside if few else _rare(codes, part.inside, minimum)
+        # Corrected records of a rare level: their persons alone would not be in this analysis.
+        return rare[:0] if not few and 0 < _persons_before(released, rare) < minimum.persons else rare
     if few or len(part.inside) <= minimum.most:
         return part.inside  # also what was left out of the same request before
     chosen = _Choice(released, codes, rank, part, minimum).rows()

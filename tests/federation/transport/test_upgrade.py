@@ -40,8 +40,13 @@ def home(request, tmp_path):
     with tarfile.open(STATES / f"{request.param}.tar.gz") as archive:
         archive.extractall(tmp_path, filter="tar")
     tmp_path.joinpath("North").chmod(0o700)
-    tmp_path.joinpath("North/policy.toml").write_text(Policy.strict(masked_only=False).to_toml())
+    write_policy(tmp_path)
     return tmp_path
+
+
+def write_policy(home, **rules):
+    policy = Policy.strict(masked_only=False, **rules)
+    home.joinpath("North/policy.toml").write_text(policy.to_toml())
 
 
 def site_ledger(home):
@@ -106,6 +111,11 @@ def test_an_upgraded_site_answers_and_compares_with_what_the_earlier_version_rel
             np.testing.assert_allclose(found.params, expected, rtol=1e-9)
         # without one record, the difference to a sum of the earlier version would be this record
         records.drop(index=17).to_csv(home / "north.csv", index=False)
+        with served_sites(home, ["North"]):
+            partition = fs.ClientPartition.connect(home / "study")
+            again = fs.FederatedOLS.from_formula("x ~ age", partition).fit(masked=False)
+            assert found.nobs - again.nobs >= Policy.strict().min_count
+        write_policy(home, small_differences="refuse")
         with served_sites(home, ["North"]):
             partition = fs.ClientPartition.connect(home / "study")
             with pytest.raises(PolicyError, match="depends on rows"):
