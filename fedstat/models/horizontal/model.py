@@ -656,7 +656,10 @@ class HorizontalModel(Explainable):
             return
         what = f"rows that lack one of the model's columns: {', '.join(short)}"
         if sites := ", ".join(map(repr, self.agreement.leaving_out)):
-            what = f"{what}. At {sites}, some of these are complete: see small_differences of the policy"
+            what = (
+                f"rows: {', '.join(short)}. They lack one of the model's columns or, at {sites}, would "
+                "differ in few from those of other analyses; see small_differences of the policy"
+            )
         if missing == "raise":
             raise DesignError(
                 what,
