@@ -24,6 +24,7 @@ from fedstat.federation.disclosure.differencing import check_products, check_row
 from fedstat.federation.disclosure.facts import RowsUsed, SummedProducts
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.tables import table as tables
 from fedstat.federation.tables.table import FrameTable
 
 N = 200
@@ -105,7 +106,21 @@ def test_rows_are_used_where_a_level_would_have_few(rows):
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
-@pytest.mark.parametrize("order", [("y ~ h", "y ~ x"), ("y ~ x", "y ~ h")])
+def test_missing_cells_are_read_once_for_all_analyses_of_a_table(monkeypatch):
+    """Also of a table that is too large to keep other results, as a file is."""
+    calls, find = [], analysis_sets._find_lacking
+    monkeypatch.setattr(analysis_sets, "_find_lacking", lambda data: [calls.append(data.name), find(data)][1])
+    monkeypatch.setattr(tables, "MOST_NUMBERS_KEPT", 0)
+    frame = pd.concat([frame_of(k).assign(site=site) for k, site in enumerate("ABC")], ignore_index=True)
+    frame.loc[frame.groupby("site").head(2).index, "x"] = np.nan
+    at = fs.ClientPartition.from_frame(frame.drop(columns="id"), by="site", policy=LEAVE_OUT)
+    for formula in ("h ~ g", "h ~ x"):
+        assert fs.FederatedOLS.from_formula(formula, at).fit().nobs == len(frame) - 6
+    assert sorted(calls) == ["A", "B", "C"]
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+@pytest.mark.parametrize("order", [("h ~ g", "h ~ x"), ("y ~ x", "y ~ h")])
 def test_all_analyses_are_over_the_same_rows_in_any_order(order):
     frame = pd.concat([frame_of(k).assign(site=site) for k, site in enumerate("ABC")], ignore_index=True)
     frame["y"] = np.random.default_rng(1).normal(size=len(frame))

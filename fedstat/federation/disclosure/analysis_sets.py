@@ -106,7 +106,8 @@ def usable_rows(data: SiteData, columns: Collection[str]) -> Bools | None:
 
 def _lacking(data: SiteData) -> Lacking | None:
     """Return what rows are treated as lacking; None if it is what they lack."""
-    return keep_result(data.table, ("lacking", *data.published), partial(_find_lacking, data))
+    key = ("lacking", data.policy.min_level_count, *data.published)
+    return data.memory.of_table(key, partial(_find_lacking, data))
 
 
 def _find_lacking(data: SiteData) -> Lacking | None:
@@ -118,7 +119,7 @@ def _find_lacking(data: SiteData) -> Lacking | None:
         return None
     patterns, which, counts = np.unique(cells[:, columns], axis=0, return_inverse=True, return_counts=True)
     larger, unused = enlarge_patterns(patterns, counts)
-    which = which.ravel()
+    which = which.ravel().astype(np.min_scalar_type(len(patterns)))
     if unused.any():
         unused = _keep_levels(unused, which, own_levels(data), data.policy.min_level_count)
     if not unused.any() and (larger == patterns).all():
@@ -223,12 +224,13 @@ def _persons_before(released: ReleasedSums, rows: Ints) -> int:
 
 def _left_out(released: ReleasedSums, codes: Ints, rank: Ints, part: Part, minimum: ClassMinimum) -> Ints:
     """Return the rows of a class that the analysis does without."""
-    few = _persons(released, part.inside) < minimum.persons
+    if _persons(released, part.inside) < minimum.persons:
+        return part.inside
     if part.is_new:
-        rare = part.inside if few else _rare(codes, part.inside, minimum)
+        rare = _rare(codes, part.inside, minimum)
         # Corrected records of a rare level: their persons alone would not be in this analysis.
-        return rare[:0] if not few and 0 < _persons_before(released, rare) < minimum.persons else rare
-    if few or len(part.inside) <= minimum.most:
+        return rare[:0] if 0 < _persons_before(released, rare) < minimum.persons else rare
+    if len(part.inside) <= minimum.most:
         return part.inside  # also what was left out of the same request before
     chosen = _Choice(released, codes, rank, part, minimum).rows()
     # Too few rows remain: the class is left out.

@@ -11,8 +11,9 @@ Sums that are combinations of earlier ones are not stored: 10,000 unions of 60 p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from fedstat.federation.tables.aligned_table import (
 from fedstat.federation.tables.sql_table import utc_timestamp
 from fedstat.federation.tables.table import Table, read_at
 from fedstat.typing import Array, Bools, Ints
+
+ResultT = TypeVar("ResultT")
 
 MOST_REQUESTS = 32
 """Requests whose complete rows are remembered while a site runs."""
@@ -129,18 +132,16 @@ class ReleaseHistory:
     changes: tuple[int, int, int] = (0, 0, 0)
     is_new: bool = False
     is_converted: bool = False
-    _rows: dict[str, tuple[Bools, Ints, Bools | None]] = field(default_factory=dict)
+    _rows: dict[str, tuple[Bools, Ints | None, Bools | None]] = field(default_factory=dict)
+    _of_table: dict[Hashable, Any] = field(default_factory=dict)
 
     def rows_of(
         self, request: str, complete: Callable[[], Bools], leave_out: Callable[[Bools], Bools]
     ) -> Bools | None:
         """Return the rows that a request uses, None for all complete ones; again after other analyses."""
-        if self.released is None:
-            kept = leave_out(rows := complete())
-            return None if kept is rows else kept
-        sets = self.released.sets
+        sets = None if self.released is None else self.released.sets
         found = self._rows.get(request)
-        if found is None or len(found[0]) + len(self.gone) != len(sets) or found[1] is not sets:
+        if found is None or found[1] is not sets or not self._covers(found[0]):
             rows = complete() if found is None else found[0]
             self._rows.pop(request, None)
             while len(self._rows) >= MOST_REQUESTS:
@@ -148,6 +149,17 @@ class ReleaseHistory:
             kept = leave_out(rows)
             self._rows[request] = found = rows, sets, None if kept is rows else kept
         return found[2]
+
+    def _covers(self, rows: Bools) -> bool:
+        """Return whether these are as many rows as the history has."""
+        return self.released is None or len(rows) + len(self.gone) == self.released.n_rows
+
+    def of_table(self, key: Hashable, find: Callable[[], ResultT]) -> ResultT:
+        """Return what was found before in the rows of the table, or find it."""
+        if key not in self._of_table:
+            self._of_table[key] = find()
+        found: ResultT = self._of_table[key]
+        return found
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:
@@ -210,6 +222,7 @@ class ReleaseHistory:
         """Reorder the history as the rows of the table are now."""
         if order_of(table) == self.order and (self.marks is not None or not self.order):
             return
+        self._of_table.clear()
         marks = row_fingerprints(table, secret)
         if self.released is not None and self.marks is not None:
             known = np.concatenate([self.marks, self.gone])
