@@ -574,15 +574,16 @@ class Expressions:
         place, coefficients = first
         A = np.column_stack([np.ones(self.n), *(np.nan_to_num(self._atoms[j]) for j in atoms)])
         factor = np.where(A[:, place] == 0.0, np.nan, A[:, place])
+        quotient = x / factor
         there = rows[~np.isnan(factor[rows])]
-        near = there[_is_linear((x / factor)[there], A[there], coefficients, NEAR_A_LINE)]
+        near = there[_are_linear(quotient[there], A[there], coefficients, NEAR_A_LINE)]
         if len(near) < max((1.0 - FEW_APART) * len(rows), needed):
             return None
-        found = _few_parts((x / factor)[near], A[near])
+        found = _few_parts(quotient[near], A[near])
         simple = np.array([float(Fraction(value).limit_denominator(LARGEST_DIVISOR)) for value in found])
         is_simple = bool((np.abs(simple - found) <= SAME_RATIO * np.abs(found)).all())
         found = simple if is_simple else found
-        same = _is_linear(x / factor, A, found, SAME_RATIO)
+        same = _are_linear(quotient, A, found, SAME_RATIO)
         apart = int((~same[rows]).sum())
         if apart > FEW_APART * len(rows) or not (apart or is_simple):
             return None
@@ -727,22 +728,20 @@ def _line(x: Floats, v: Floats) -> tuple[float, float] | None:
     )
 
 
-def _is_linear(x: Floats, A: Floats, coefficients: Floats, tolerance: float) -> Bools:
-    """Return the rows in which x (n,) is this linear function of the columns of A (n, q).
+def _are_linear(X: Floats, A: Floats, B: Floats, tolerance: float) -> Bools:
+    """Return the rows in which X (..., n[, r]) is the linear function A (..., n, q) B (..., q[, r]).
 
-    None, if the parts are so much larger than x that what is rounded off of them would hide it.
+    No row, if the parts are so much larger than a column of X that what is rounded off of them would hide it.
     """
-    parts = A * coefficients
-    size = np.abs(parts).sum(axis=1) + np.abs(x)
-    if np.nanmax(size, initial=0.0) > MOST_CANCELLED * np.nanmax(np.abs(x), initial=0.0):
-        return np.zeros(len(x), dtype=np.bool_)
-    return np.asarray(np.abs(x - parts.sum(axis=1)) <= tolerance * size)
+    size, axis = np.abs(A) @ np.abs(B) + np.abs(X), A.ndim - 2
+    most, of_x = (np.nanmax(one, axis=axis, keepdims=True, initial=0.0) for one in (size, np.abs(X)))
+    return np.asarray((np.abs(X - A @ B) <= tolerance * size) & (most <= MOST_CANCELLED * of_x))
 
 
 def _few_parts(x: Floats, A: Floats) -> Floats:
     """Return coefficients of the fewest columns of A (n, q) whose linear function x (n,) is in as many rows.
 
-    Least squares gives each column a share of what is rounded off: parts that are small beside x are left
+    Least squares gives each column a share of what is rounded off. So parts that are small next to x are left
     out first, and come back only if x needs them.
     """
     sizes = np.abs(A).max(axis=0) + (A == 0.0).all(axis=0)
@@ -753,7 +752,7 @@ def _few_parts(x: Floats, A: Floats) -> Floats:
         found[kept] = np.linalg.lstsq(scaled[:, kept], x, rcond=None)[0] / sizes[kept]
         # Atoms are kept with fewer digits, and a repeated request has the same coefficients.
         tried.append(np.array([float(f"{value:.7g}") for value in found]))
-    return max(tried, key=lambda one: _is_linear(x, A, one, SAME_RATIO).sum())
+    return max(tried, key=lambda one: _are_linear(x, A, one, SAME_RATIO).sum())
 
 
 def _linear_function(X: Floats, A: Floats) -> tuple[int, Floats] | None:
@@ -768,11 +767,8 @@ def _linear_function(X: Floats, A: Floats) -> tuple[int, Floats] | None:
     inverses = np.linalg.pinv(A[:, :q] / sizes, rcond=NEAR_A_LINE)
     finite = np.flatnonzero(np.isfinite(X).all(axis=(0, 1)))
     solved = inverses @ X[:, :q, finite] / sizes[:, None]
-    there, columns = X[:, q:, finite], A[:, q:]
-    size = np.abs(columns) @ np.abs(solved) + np.abs(there)
-    apart = np.abs(there - columns @ solved) > NEAR_A_LINE * size
-    apart |= size.max(axis=1, keepdims=True) > MOST_CANCELLED * np.abs(there).max(axis=1, keepdims=True)
-    for k, one in np.argwhere(apart.sum(axis=1).T <= 1).tolist():
+    same = _are_linear(X[:, q:, finite], A[:, q:], solved, NEAR_A_LINE)
+    for k, one in np.argwhere((~same).sum(axis=1).T <= 1).tolist():
         return int(finite[k]), np.asarray(solved[one, :, k])
     return None
 
