@@ -119,7 +119,7 @@ class PooledRows:
         return NoiseShares(dict.fromkeys(self.records, 0), self.colluding) if self.honest > 1 else None
 
     def noise_of(self, variance: Fraction | int) -> Fraction:
-        """Return the variance of the noise of all sites on a sum, of which `variance` has to be left."""
+        """Return the variance of the noise of all sites on a sum, if `variance` is left after collusion."""
         return len(self.records) * share_of_noise(variance, self.honest)
 
 

@@ -60,7 +60,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.leverage import masked_among_the_same
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
-from fedstat.federation.tables.columns import as_numbers
+from fedstat.federation.tables.columns import as_numbers, level_places
 from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
 from fedstat.models.horizontal.rows import summed
@@ -222,8 +222,8 @@ def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -
     """Return the number of each row's combination of levels, (m,); a DesignError for an unknown level."""
     code = np.zeros(len(frame), dtype=np.int64)
     for name in groups:
-        levels = list(spec.levels[name])
-        own = pd.Index(levels, dtype=object).get_indexer(pd.Index(frame[name].to_numpy(dtype=object)))
+        levels = spec.levels[name]
+        own = level_places(frame[name], levels)
         if (own < 0).any():
             raise DesignError(f"column {name!r} has levels that were not agreed; make the table again")
         code = code * len(levels) + own
