@@ -162,19 +162,27 @@ class NoisyQuestion:
 
     def price_notes(self) -> Iterator[str]:
         """State the expected price before anything is charged."""
-        plan, rare = self.plan, ""
+        plan, rare, first_round = self.plan, "", ""
         if self.family == "Binomial":
             own = binary_family(RARE, 0.0)[0]
             price = plan_rest(own, len(self.base), self.n, plan.rhos[:3], self.rho, self.noise).price
             rare = f" If only {RARE:.0%} of the responses are ones, " + (
                 f"it is about {price:.2f}." if math.isfinite(price) else "these are too few records."
             )
+            first = sum(plan.rhos[0], Fraction(0))
+            first_round = (
+                f" If the first one, epsilon {epsilon_of_zcdp(first, self.delta):.2g}, shows that too few "
+                "records have the rarer response, the fit ends there, and no more is charged."
+            )
         yield (
             f"Expected price: epsilon {self.epsilon:g} makes standard errors about {plan.price:.2f} times as "
             f"large at {self.n:,} records, for columns of a normal distribution.{rare} Skewed columns and "
             "wide bounds add to it."
         )
-        yield f"The fit takes {len(plan.rhos)} rounds of noisy sums; a repetition of the same fit is free."
+        yield (
+            f"The fit takes {len(plan.rhos)} rounds of noisy sums; a repetition of the same fit is free."
+            + first_round
+        )
         if self.rows.honest < 2 and len(self.records) > 2:
             K = len(self.records)
             shared = plan_steps(self.family, len(self.base), self.n, self.rho, Fraction(K, K - 1))
@@ -202,14 +210,17 @@ class NoisyQuestion:
         return plan_steps(self.family, self.public.X.shape[1], n, self.rho, self.noise)
 
     def too_rare(self, iteration: NoisyIteration, cost: Fraction) -> EstimationError:
-        """Say that the start has shown too few records with the rarer response."""
+        """Say that the noisy sums have shown too few records with the rarer response."""
         least = enough_rows(self.n, lambda n: iteration.plan_of(iteration.rows * n / self.n))
+        rounds = "the first round" if iteration.step == 1 else f"{iteration.step} rounds"
         return EstimationError(
             f"about {min(iteration.share, 1.0 - iteration.share):.1%} of the records, or fewer, have the "
             f"rarer response: {self.n:,} are too few for {len(self.base)} coefficients at epsilon "
-            f"{self.epsilon:g}, and at least {least:,} are needed. The fit ended after its first "
-            f"{iteration.step} sums, and was charged epsilon {epsilon_of_zcdp(cost, self.delta):.2g}. Use a "
-            "larger epsilon or fewer terms"
+            f"{self.epsilon:g}, and at least {least:,} are needed. The fit ended after {rounds} of noisy "
+            f"sums. Epsilon {epsilon_of_zcdp(cost, self.delta):.2g} is charged, and the other "
+            f"{float(1 - cost / self.rho):.0%} of the charge of this fit, as rho, is not. "
+            + " ".join(budget_shares(self.policies, lambda site: cost))
+            + " A repetition is free. Use a larger epsilon or fewer terms"
         )
 
     def request(
@@ -262,7 +273,7 @@ def run_noisy(session: RowsSession, question: NoisyQuestion) -> FitProtocol[Nois
     iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
     shares = yield from agree_shares(question.policies, session.session)
     cost = Fraction(0)
-    while iteration.step < len(iteration.plan.rhos):
+    while not iteration.ended:
         rhos, *rest = iteration.plan.rhos[iteration.step :]
         request = question.request(iteration, rhos, sum((a + b for a, b in rest), Fraction(0)), shares)
         replies = yield session.request_all("sum_noisy_scores", {}, to_json(request))
@@ -366,8 +377,9 @@ def records_of(model: HorizontalModel) -> dict[str, int]:
 
 
 NOT_CONVERGED = (
-    "the noise is too large for this model: the last step is long, or a direction of the columns is lost in "
-    "noise. Standard errors may be too small. Use a larger epsilon, narrower bounds or fewer terms"
+    "the noise is too large for this model: the last step is long, the spread of the residuals is not "
+    "settled, or a direction of the columns is lost in noise. Standard errors may be too small. Use a larger "
+    "epsilon, narrower bounds or fewer terms"
 )
 NARROW, WIDE, EDGE = 0.72, 0.1, 0.9
 """Deviation and distance of the mean from the middle, over half of a range, from which bounds are doubted.

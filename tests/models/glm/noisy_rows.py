@@ -1,11 +1,15 @@
 """Tables, and the arithmetic of a noisy regression on pooled arrays, for its tests and simulations.
 
-``python noisy_rows.py`` writes coverage and price of all settings of :data:`GRID`.
+``python noisy_rows.py [minutes]`` writes coverage and price of all settings of :data:`GRID`, smaller ones
+first, until the minutes are over and a setting is done. It continues a table that is not complete; ``python
+noisy_rows.py again [minutes] [family]`` removes the settings of a family, or all, first.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,7 +72,7 @@ def pooled_fit(question, X, y, rng=None, places=None):
     Coefficients and covariances are None if the start leaves no plan.
     """
     iteration = NoisyIteration.begin(question.family, question.plan, question.base, question.response)
-    while iteration.step < len(iteration.plan.rhos):
+    while not iteration.ended:
         point, rhos = iteration.point, iteration.plan.rhos[iteration.step]
         radii = point.score_radius, point.information_radius
         deviations = [
@@ -150,17 +154,33 @@ def coverage(family, kind, n, epsilon, sites, runs, seed, intercept=0.0):
     return Coverage(by.mean(), by.min(), np.median(prices), np.median(expected), *shares)
 
 
-def write_coverage():
-    """Write the table of all settings, those that are refused with empty figures."""
-    rows = []
-    for case in GRID:
+def read_coverage():
+    """Return the table of the settings that are done, by :data:`COLUMNS`."""
+    table = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=COLUMNS)
+    return table.set_index(list(COLUMNS))
+
+
+def write_coverage(minutes=math.inf, again=None):
+    """Write the settings that the table lacks, those that are refused with empty figures; return the rest."""
+    end, done = time.monotonic() + 60.0 * minutes, read_coverage()
+    if again is not None:
+        done = done[~done.index.get_level_values("family").str.contains(again)]
+    left = sorted((case for case in GRID if case not in done.index), key=lambda case: case[2])
+    while left and time.monotonic() < end:
+        case = left.pop(0)
         try:
             found = asdict(coverage(*case[:5], RUNS[case[2]], 7, case[5]))
         except EstimationError:
             found = {}
-        rows.append(dict(zip(COLUMNS, case, strict=True)) | {"runs": RUNS[case[2]]} | found)
-        pd.DataFrame(rows).round(4).to_csv(RESULTS, index=False)
+        row = pd.DataFrame([{"runs": RUNS[case[2]]} | found], index=pd.MultiIndex.from_tuples([case]))
+        done = pd.concat([done, row]).rename_axis(COLUMNS)
+        done.loc[[case for case in GRID if case in done.index]].round(4).to_csv(RESULTS)
+    return left
 
 
 if __name__ == "__main__":
-    write_coverage()
+    words = sys.argv[1:]
+    again = words[:1] == ["again"]
+    family = next((word for word in words if word in FAMILY), "")
+    minutes = next((float(word) for word in words if word.replace(".", "").isdigit()), math.inf)
+    print(f"{len(write_coverage(minutes, family if again else None))} of {len(GRID)} settings are left")
