@@ -129,6 +129,35 @@ def test_a_site_shows_no_fit_with_the_weight_of_few_rows(apart):
     assert ("few rows have a combination of levels" in " ".join(result.summary().notes)) == few
 
 
+def of_wards(apart: int, wards: int = 52, n: int = 24_000) -> fs.ClientPartition:
+    """Sites with so many wards that products of levels, empty ones included, are above the limit."""
+    frames = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        a, b = (rng.random((2, n)) < 0.5) * 1.0
+        b[np.flatnonzero((a == 1.0) & (b == 0.0))[apart if not seed else 60 :]] = 1.0
+        z = rng.normal(10.0, 2.0, n)
+        e = (rng.random(n) < 1.0 / (1.0 + np.exp(10.0 - z))) * 1.0
+        ward = np.char.mod("w%02d", np.arange(n) % wards)
+        frames.append(pd.DataFrame({"a": a, "b": b, "z": z, "e": e, "ward": ward, "hospital": f"H{seed}"}))
+    return fs.ClientPartition.from_frame(pd.concat(frames, ignore_index=True), by="hospital", policy=STRICT)
+
+
+@pytest.mark.parametrize("apart", [1, 3])
+def test_levels_of_another_factor_do_not_end_the_examination(apart):
+    own = glm("e ~ a + b + z + C(ward)", LOGIT)(of_wards(apart)).site_estimates
+    assert own.isna().all(axis=1).to_dict() == {"H0": apart == 1, "H1": False, "H2": False}
+
+
+def test_a_site_shows_no_fit_with_more_products_than_it_examines(monkeypatch):
+    monkeypatch.setattr(weighted_sums, "MOST_PRODUCTS", 8)
+    monkeypatch.setattr(weighted_sums, "_are_cleared", lambda *args: False)
+    policy = replace(STRICT, min_own_rows=0)
+    assert glm("e ~ a + b + z", LOGIT)(pooled(policy=policy)).site_estimates.notna().to_numpy().all()
+    own = glm("e ~ a + b + s + z", LOGIT)(pooled(policy=policy)).site_estimates
+    assert own.isna().to_numpy().all()
+
+
 def test_all_other_sites_read_the_predictor_of_one_row():
     """The information at the estimate, less the parts of other sites, has the weight of a row by itself."""
     result = glm("e ~ a + b + z", LOGIT)(pooled(apart=1))
@@ -144,6 +173,31 @@ def test_all_other_sites_read_the_predictor_of_one_row():
     table = site(0, 0, 1)
     (z,) = table.z[(table.a == 1.0) & (table.b == 0.0)]
     assert np.abs(found - z).min() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["GLORE", "FederatedGLM"])
+def test_an_analyst_reads_the_predictor_of_a_row_that_alone_has_two_levels(name):
+    """Wards within hospitals: over all sites, one row has the first ward and k, and its part is the total.
+
+    No site can see that the other sites have no such row, so it tolerates its own.
+    """
+    rng, frames = np.random.default_rng(4), []
+    for hospital, wards in {"A": "pqr", "B": "qr", "C": "qr"}.items():
+        frame = pd.DataFrame({"ward": rng.choice([*wards], 240), "h": rng.choice(["k", "l"], 240)})
+        frame.loc[np.flatnonzero((frame.ward == "p") & (frame.h == "k"))[1:], "h"] = "l"
+        frame["z"], frame["e"] = rng.normal(10.0, 2.0, 240).round(3), (rng.random(240) < 0.45) * 1.0
+        frames.append(frame.assign(hospital=hospital))
+    table = pd.concat(frames, ignore_index=True)
+    partition = fs.ClientPartition.from_frame(table, by="hospital", policy=STRICT)
+    settings = {"family": LOGIT} if name == "FederatedGLM" else {}
+    result = getattr(fs, name).from_formula("e ~ C(ward) + C(h) + z", partition, **settings).fit(local=False)
+    of_row, of_q, of_r, of_l = np.eye(5)[0], *np.eye(5)[1:4]
+    assert list(result.params.index)[1:4] == ["C(ward)[T.q]", "C(ward)[T.r]", "C(h)[T.l]"]
+    weight = (of_row - of_q - of_r) @ np.linalg.inv(result.cov_params().to_numpy()) @ (of_row - of_l)
+    eta = np.arccosh(1.0 / (2.0 * weight) - 1.0)
+    (z,) = table.z[(table.ward == "p") & (table.h == "k")]
+    beta = result.params.to_numpy()
+    assert np.abs((np.array([-eta, eta]) - beta[0]) / beta[4] - z).min() < 1e-6
 
 
 def test_the_sequence_of_the_campaign_is_refused():

@@ -49,7 +49,10 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
         "0, and the rows that have neither of two levels or are in neither of two subsets. Other values of "
-        "these rows are not revealed.",
+        "these rows are not revealed, with the exception of the next statement.",
+        "In an iterated fit with a column of many values, such as a logistic model: the linear predictor of "
+        "1 to {below_level} rows that alone over all sites have one level and not another, or neither of "
+        "two, and from this their values of that column. No site can see whether others have such rows.",
         "No sum of a column, or of a product of columns, over 1 to {below_level} rows, and no combination of "
         "such sums over groups, levels and columns of few values. This check includes all earlier analyses, "
         "tables and curves. It includes the weights of an iterated fit where few combinations of values "

@@ -9,7 +9,8 @@ Where the predictor has many values, nobody can combine the sums at two coeffici
 weights over one row is a function of its predictor, and reveals it. So counts of few rows that follow by
 subtraction, which are tolerated in the history, are not tolerated under such weights where a site releases
 its own sums. In a masked sum they are: a site's part is known to nobody if it is always added to the same
-others.
+others, and these have rows of the cell. If they have none, the sum is the part of one site, and reveals the
+predictor of its rows; no site can see this, and the threat statements say so.
 """
 
 from __future__ import annotations
@@ -240,10 +241,23 @@ def _check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
     if released is not None and _are_cleared(released.spaces, fact, data.policy.min_level_count - 1):
         return
     made = Expressions(WeightSpaces(n_rows))
-    few = [made.pattern(_in_table(made, fact, x)) for x in columns_of_few_values(fact) if has_few_values(x)]
-    if len(few) < 2 or len(few) ** 2 > 2 * MOST_PRODUCTS:
+    columns = [_in_table(made, fact, x) for x in columns_of_few_values(fact) if has_few_values(x)]
+    if len(columns) < 2:
         return
-    sums = [(made.product(one, other), NAME) for one, other in combinations_with_replacement(few, 2)]
+    if any((x[fact.among] == 1.0).all() for x in columns):  # levels have other codes, and the same span
+        columns = [_indicator_of(x, fact.among) for x in columns]
+    # Levels of one factor have no row in common: their products are zero.
+    there = np.array([x != 0.0 for x in columns], dtype=np.float32)
+    pairs = np.argwhere(np.triu(there @ there.T > 0.0)).tolist()
+    if len(pairs) > MOST_PRODUCTS:
+        raise PolicyError.of_rule(
+            "rows behind a product",
+            data.name,
+            f"examines at most {MOST_PRODUCTS:,} products of columns of few values under weights of many "
+            f"values; there are {len(pairs):,}. {REMEDY}",
+        )
+    few = [made.pattern(x) for x in columns]
+    sums = [(made.product(few[i], few[j]), NAME) for i, j in pairs]
     persons = None if released is None else released.persons
     require_rows(data, made.result().with_sums(one for one, _ in sums), 0, sums, REMEDY, persons)
 
@@ -270,4 +284,14 @@ def _in_table(made: Expressions, fact: ScoreAndInformation, values: Floats) -> F
     """Return values of the rows of a design as a column of the table, zero in other rows."""
     out = np.zeros(made.n)
     out[fact.among] = values
+    return out
+
+
+def _indicator_of(x: Floats, among: Ints) -> Floats:
+    """Return the indicator of the rarer value of a column of two values; other columns as they are."""
+    values, counts = np.unique(x[among], return_counts=True)
+    if len(values) != 2:
+        return x
+    out = np.zeros(len(x))
+    out[among] = x[among] == values[counts.argmin()]
     return out
