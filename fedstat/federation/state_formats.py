@@ -117,7 +117,7 @@ def renamed(found: Iterable[str], known: Collection[str]) -> str:
     return ", ".join(f"'{name}' is now called '{RENAMED[name]}': rename the entry" for name in old)
 
 
-LEDGER = StateFormat("ledger", 2)
+LEDGER = StateFormat("ledger", 3)
 LEDGER_KEY = StateFormat("key of the ledger", 1)
 ANCHOR = StateFormat("anchor of the sessions", 1)
 RELOAD = StateFormat("request to read the records again", 1)

@@ -3,7 +3,6 @@ up."""
 
 import functools
 import itertools
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.models.descriptive.protocol import MOST_TRIES
-from fedstat.models.descriptive.steps import ENDS_KEY, count_times, counted_over_sites
+from fedstat.models.descriptive.steps import CountedTimes, count_times, counted_over_sites
 
 FORMULA = "Surv(months, died) ~ arm"
 CAUSES = "Surv(months, C(cause, levels=['none', 'first', 'second'])) ~ arm"
@@ -178,17 +177,16 @@ def test_ends_that_were_not_examined_with_earlier_ones_are_refused(policy):
     own = PEOPLE[(PEOPLE["hospital"] == "H0") & (PEOPLE["arm"] == "a") & (PEOPLE["died"] == 1)]
     lone = np.sort(own["months"])[:1]
     data = partition.sites["H0"]._data
-    (entry,) = [one for one in data.site_ledger.one_time_events if one.startswith(ENDS_KEY)]
-    counted = json.loads(entry.removeprefix(ENDS_KEY))
+    (counted,) = data.site_ledger.records(CountedTimes)
     opened = SimpleNamespace(
         time_columns=("months",),
-        digests=(counted["rows"], counted["division"]),
+        digests=(counted.rows, counted.division),
         groups=2,
         used=None,
         time_counts=lambda edges: np.zeros((2, len(edges) + 1, 2)),
     )
     state = SimpleNamespace(masked_among=(), report=lambda *facts: None, use=lambda *_: opened)
-    for edges, earlier in ((lone, []), (fit.times[:-1], lone), (lone, counted["ends"][:-1])):
+    for edges, earlier in ((lone, []), (fit.times[:-1], lone), (lone, counted.ends[:-1])):
         with pytest.raises(PolicyError, match="were not examined together"):
             count_times(data, state, np.asarray(edges), np.asarray(earlier, dtype=float), lone)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError, PartitionError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import moment_requests, open_requests
-from fedstat.federation.disclosure.differencing import isolates_sites
+from fedstat.federation.disclosure.differencing import MaskedSites, isolates_sites
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.masked_sums import masked_protocol
@@ -104,8 +103,7 @@ def test_lists_are_remembered_beyond_the_process():
     model = fs.GLORE.from_formula("y ~ x", hospitals(apart=2))
     moments(model, NAMES)
     for site in model.partition.sites.values():
-        lists = {one for one in site.site_ledger.one_time_events if one.startswith("masked sums")}
-        assert lists == {"masked sums over " + json.dumps(list(NAMES))}
+        assert site.site_ledger.records(MaskedSites) == {MaskedSites(tuple(NAMES))}
 
 
 @pytest.mark.parametrize("quorum, least", [(5, 5), (0.9, 5), (1.0, 5), (4, 4), (0.61, 4)])

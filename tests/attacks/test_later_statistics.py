@@ -131,7 +131,7 @@ def test_signs_of_a_bootstrap_do_not_single_out_a_site(ill):
 
 
 def releases(at) -> list[int]:
-    return [len(site.site_ledger.one_time_events) for site in at.sites.values()]
+    return [site.site_ledger.n_records for site in at.sites.values()]
 
 
 def test_a_bootstrap_of_a_linear_model_sends_no_request(monkeypatch):

@@ -10,16 +10,16 @@ import secrets
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from fedstat.codec import to_plain
+from fedstat.codec import from_plain, to_plain
 from fedstat.errors import PolicyError, SecurityError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge, Charges
 from fedstat.federation.audit.checkpoints import Nanoseconds, SignedCheckpoint, utc_text
@@ -353,6 +353,32 @@ class NumbersReleased:
 
 
 # ----------------------------------------------------------------------------------------------------
+# What a site remembers of its answers, to compare later requests with them.
+
+
+class AnswerRecord:
+    """Something that a site has answered: a frozen dataclass, stored under the name of its class."""
+
+    __slots__ = ()
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Line of the stored ledger."""
+        return {"remembered": type(self).__name__, "record": to_plain(self)}
+
+
+RecordT = TypeVar("RecordT", bound=AnswerRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedApproval(AnswerRecord):
+    """The approval of a plan at this time, which holds for one run."""
+
+    plan: str
+    when: Nanoseconds
+
+
+# ----------------------------------------------------------------------------------------------------
 # Decision of a site's owner about a plan: who, when, and about which.
 
 
@@ -366,9 +392,9 @@ class PlanDecision:
     when: Nanoseconds
 
     @property
-    def name(self) -> str:
-        """The name under which a consent is spent."""
-        return f"plan {self.plan}, {self.when}"
+    def use(self) -> UsedApproval:
+        """What the site remembers when an analysis has used it."""
+        return UsedApproval(self.plan, self.when)
 
     def __str__(self) -> str:
         return f"{self.verdict} by {self.who} on {utc_text(self.when)}: plan {self.plan}"
@@ -648,13 +674,12 @@ class SiteLedger:
     and `vectors` counts the released numbers per entity. `seen` holds the marks of all contents that the site
     has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
     reveals nothing without the secret. `columns` were used in any session; `entities` is the largest number
-    behind a reply; `refusals` counts those that depended on rows, by analyst; `one_time_events` lists replies
-    that are given once and were given; `decisions` are the owner's newest about plans, by digest, and
-    `proposals` the newest of each plan; `charges` are all to its privacy budget. `disputed` states why the
-    ledger is incomplete, `losses` are the times at which its owner declared the loss of the earlier ledger,
-    with the reasons. The rows were read at the time `as_of`. `recalled` are the rows behind replies of an
-    earlier process. `kept` has noisy arrays that were charged, for repetitions of their request: by keyed
-    digest of the request, by session, by part of a reply.
+    behind a reply; `refusals` counts those that depended on rows, by analyst; `decisions` are the owner's
+    newest about plans, by digest, and `proposals` the newest of each plan; `charges` are all to its privacy
+    budget. `disputed` states why the ledger is incomplete, `losses` are the times at which its owner declared
+    the loss of the earlier ledger, with the reasons. The rows were read at the time `as_of`. `recalled` are
+    the rows behind replies of an earlier process. `kept` has noisy arrays that were charged, for repetitions
+    of their request: by keyed digest of the request, by session, by part of a reply.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -667,8 +692,9 @@ class SiteLedger:
         self.columns: set[str] = set()
         self.entities = 0
         self.refusals: Counter[str] = Counter()
-        self.one_time_events: set[str] = set()
-        self._provisional: list[str] | None = None
+        self._records: dict[type[AnswerRecord], dict[AnswerRecord, None]] = {}
+        self._stored: dict[str, list[Any]] = {}  # plain records, until they are needed
+        self._provisional: list[AnswerRecord] | None = None
         self.decisions: dict[str, PlanDecision] = {}
         self.proposals: dict[str, PlanProposal] = {}
         self.policies: list[PolicyRecord] = []
@@ -740,27 +766,47 @@ class SiteLedger:
         self.entities = max(self.entities, entities)
         self.keep({"columns": sorted(self.columns), "entities": self.entities})
 
-    def spend(self, once: str) -> None:
-        """Keep that something was answered that is answered once."""
-        if self._provisional is None:
-            self.keep({"spent": once})
-        elif once not in self.one_time_events:
-            self._provisional.append(once)
-        self.one_time_events.add(once)
+    def records(self, kind: type[RecordT]) -> KeysView[RecordT]:
+        """Return all records of a kind, in their order."""
+        found: dict[Any, None] = self._records.setdefault(kind, {})
+        for plain in self._stored.pop(kind.__name__, ()):
+            found[from_plain(kind, plain, f"ledger, '{kind.__name__}'", SecurityError)] = None
+        return found.keys()
+
+    @property
+    def n_records(self) -> int:
+        """Number of all records of answers."""
+        return sum(map(len, (*self._records.values(), *self._stored.values())))
+
+    def remember(self, *records: AnswerRecord) -> None:
+        """Keep records of an answer that are not there."""
+        for record in records:
+            if record in self.records(type(record)):
+                continue
+            self._records[type(record)][record] = None
+            if self._provisional is None:
+                self.keep(record.line)
+            else:
+                self._provisional.append(record)
+
+    def restore_record(self, kind: str, plain: Mapping[str, Any]) -> None:
+        """Take a record from the stored ledger."""
+        self._stored.setdefault(kind, []).append(plain)
 
     @contextmanager
-    def spending(self) -> Iterator[None]:
-        """Keep what is spent inside only if no error ends it: a refused request has released nothing."""
-        provisional: list[str] = []
+    def provisionally(self) -> Iterator[None]:
+        """Keep records that are made inside only if no error ends it: a refusal has released nothing."""
+        provisional: list[AnswerRecord] = []
         self._provisional = provisional
         try:
             yield
         except BaseException:
-            self.one_time_events -= set(provisional)
+            for record in provisional:
+                del self._records[type(record)][record]
             raise
         finally:
             self._provisional = None
-        self.keep(*({"spent": once} for once in provisional))
+        self.keep(*(record.line for record in provisional))
 
     def record_policy(self, rules: str) -> None:
         """Keep the rules that hold from now on, if they are others than before."""

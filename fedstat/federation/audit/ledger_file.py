@@ -28,6 +28,7 @@ from fedstat.federation.audit.checkpoints import (
     first_ledger_digest,
     utc_text,
 )
+from fedstat.federation.audit.earlier_records import read_earlier_records
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.files import (
     lock_file,
@@ -63,6 +64,7 @@ LINES: Mapping[str, Mapping[str, type]] = {
     "formula": {"of": int, "columns": list, **dict.fromkeys(SUBJECT_TEXTS, str)},
     "session": {"session": str, "ordinal": int, "previous": str, "as_of": str},
     "columns": {"columns": list, "entities": int},
+    "remembered": {"remembered": str, "record": dict},
     "spent": {"spent": str},
     "refused": {"client": str, "refused": int},
     "proposed": {"plan": str, "client": str, "written": str, "proposed": int},
@@ -82,7 +84,8 @@ LINES: Mapping[str, Mapping[str, type]] = {
 an answer the head of the chain. ``formula``: what the following entries of a session are about: person,
 study, purpose, formula and columns. ``session``: a session was opened, over records that were read at a time
 (empty if they are read for every answer). ``columns``: columns that were used in any session, and most
-entities behind an answer. ``spent``: what is answered once was answered. ``refused``: number of refusals
+entities behind an answer. ``remembered``: something that was answered, by its class; ``spent``: the
+same as text, as versions before format 3 wrote it. ``refused``: number of refusals
 because of the rows, by analyst. ``proposed``: a plan waits for the owner. ``verdict``: the owner's decision
 about a plan. ``charged``: a charge to the privacy budget. ``kept``: a noisy array that was charged, for
 repetitions of its request. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none),
@@ -169,8 +172,11 @@ class LedgerReading:
                 if not all(type(name) is str for name in line["columns"]):
                     raise TypeError("columns")
                 site_ledger.record_columns(set(line["columns"]), line["entities"])
+            case "remembered":
+                site_ledger.restore_record(line["remembered"], line["record"])
             case "spent":
-                site_ledger.one_time_events.add(line["spent"])
+                for name, record in read_earlier_records(line["spent"]):
+                    site_ledger.restore_record(name, record)
             case "refused":
                 site_ledger.refusals[line["client"]] = line["refused"]
             case "proposed":

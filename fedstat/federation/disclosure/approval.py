@@ -24,6 +24,7 @@ from fedstat.federation.audit.event_log import (
     PlanProposal,
     SiteLedger,
     Subject,
+    UsedApproval,
     canonical_json,
 )
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -493,7 +494,7 @@ class Approvals:
         """Return the status of a plan; an approval that was used, or has expired, does not count."""
         self.take_up()
         decision = self.site_ledger.decisions.get(digest)
-        if decision is None or decision.name in self.site_ledger.one_time_events:
+        if decision is None or decision.use in self.site_ledger.records(UsedApproval):
             return "pending"
         age = (time.time_ns() - decision.when) / NANOSECONDS_PER_DAY
         return "pending" if decision.verdict == "approved" and age > self.valid_days else decision.verdict
@@ -532,7 +533,7 @@ class Approvals:
             why, remedy = why_not_approved(status, digest)
             raise ConsentError.of_rule("approval", self.site, why, remedy=remedy)
         # Before any release: an attempt that fails later has released something, and needs another approval.
-        self.site_ledger.spend(self.site_ledger.decisions[digest].name)
+        self.site_ledger.remember(self.site_ledger.decisions[digest].use)
 
     def take_up(self) -> None:
         """Enter into the ledger what the owner has decided elsewhere."""

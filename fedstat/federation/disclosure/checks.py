@@ -22,7 +22,7 @@ from fedstat.errors import (
     SecurityError,
     SessionError,
 )
-from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, Subject
+from fedstat.federation.audit.event_log import NO_SUBJECT, AnswerRecord, SessionChain, Subject
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
@@ -51,9 +51,14 @@ from fedstat.federation.tables.table import LabeledTable
 from fedstat.typing import Array
 
 NO_REPLY = Reply("", {})
-OWN_FIT_PROBLEM_KEY = "own fit without an estimate "
-"""Begins the entries of a site's ledger that name models whose own fit failed."""
 UNNAMED_PROBLEM = "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOwnFit(AnswerRecord):
+    """A model whose own fit failed at a site."""
+
+    model: str
 
 
 @dataclass(slots=True)
@@ -374,9 +379,9 @@ def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProble
     """Return one text for every reason that depends on rows, and count it once as a refusal."""
     if data.policy.reasons == "sent" and data.policy.privacy is None:
         return
-    once = OWN_FIT_PROBLEM_KEY + fact.model
-    reason = "" if once in data.site_ledger.one_time_events else f"own fit not shown: {fact.problem}"
-    data.site_ledger.spend(once)
+    this, earlier = FailedOwnFit(fact.model), data.site_ledger.records(FailedOwnFit)
+    reason = "" if this in earlier else f"own fit not shown: {fact.problem}"
+    data.site_ledger.remember(this)
     raise AlternativeReply(*fact.instead(UNNAMED_PROBLEM), reason)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DescriptionError
-from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.audit.event_log import AnswerRecord, SiteLedger
 from fedstat.federation.disclosure.facts import COMPARISON, ColumnSums, FormulaFactor, OwnFit
 from fedstat.federation.disclosure.rules import toml_line
 from fedstat.federation.disclosure.state import SiteData, State
@@ -39,13 +39,20 @@ from fedstat.typing import Bools, Floats
 
 ROWS_PER_NUMBER = 5
 """Fewest rows of an own fit for each number that it releases."""
-COLUMN_SUMS_KEY = "sums of one column "
-"""Prefix of the entries of a site's ledger that name the sums of a column."""
 BLOCKS = "block "
 """Begins the names of counts of rows that are averaged in blocks."""
 LINEAR = ("center", "scale")
 """Functions of a function that add no new sums: means and deviations are those over all sites."""
 CUBIC = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SumsOfColumn(AnswerRecord):
+    """Names of the sums of functions of a column that were released, in alphabetical order."""
+
+    column: str
+    names: tuple[str, ...]
+
 
 Part: TypeAlias = tuple[float, tuple[str, ...]]
 """A function of one column: a power of it, times other functions by name."""
@@ -205,17 +212,14 @@ def _most_numbers(group: str, count: int) -> int:
 def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, set[str]]:
     """Name the sums of columns that the site has released, in all sessions."""
     found: dict[str, set[str]] = {name: set() for name in columns}
-    for entry in site_ledger.one_time_events:
-        if entry.startswith(COLUMN_SUMS_KEY):
-            name, *keys = entry.removeprefix(COLUMN_SUMS_KEY).split("\n")
-            if name in found:
-                found[name].update(keys)
+    for record in site_ledger.records(SumsOfColumn):
+        if record.column in found:
+            found[record.column].update(record.names)
     return found
 
 
 def _remember(data: SiteData, new: Mapping[str, frozenset[str]]) -> None:
-    for column, keys in new.items():
-        data.site_ledger.spend(COLUMN_SUMS_KEY + "\n".join([column, *sorted(keys)]))
+    data.site_ledger.remember(*(SumsOfColumn(column, tuple(sorted(keys))) for column, keys in new.items()))
 
 
 def _row_digest(used: Bools) -> str:

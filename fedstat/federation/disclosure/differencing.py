@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DescriptionError, PolicyError, Remedy
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.cell_functions import find_cell_functions
 from fedstat.federation.disclosure.facts import SummedProducts
@@ -62,9 +63,6 @@ SAME_GROUPS_REMEDY = "Use the entities, columns, folds and handling of missing b
 SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose a more distant one"
 
 ESTIMATE_WEIGHTS_KEY = "weights of estimates"
-MASKED_SUMS_KEY = "masked sums over "
-DESCENT_KEY = "descent of "
-"""Begins the entries of a site's ledger that name the points of a path of descent."""
 COMBINATION_TOLERANCE = 1e-12
 """Size of a combination of weights, relative to the largest, below which it counts as zero."""
 
@@ -215,6 +213,15 @@ def has_large_share(X: Floats) -> bool:
     return float(np.einsum("ij,ij->i", U, U).max()) > max_row_share(*U.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class DescentStep(AnswerRecord):
+    """The digest of what a site used at a place on the path of descent of a model."""
+
+    model: str
+    place: str
+    digest: str
+
+
 def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> None:
     """Require that every model is descended along one path, over all sessions.
 
@@ -230,14 +237,14 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
     """
     if data.policy.remember != "all" or fact.least_squares:
         return
-    spent, entries = data.site_ledger.one_time_events, []
+    earlier, new = data.site_ledger.records(DescentStep), []
     sites = hashlib.sha256(json.dumps(sorted(state.masked_among)).encode()).hexdigest()[:16]
     for place, digest in ((f"{fact.number} {sites}", fact.point), ("settings", fact.settings)):
-        entry = f"{DESCENT_KEY}{fact.model} {place} {digest}"
-        if not digest or entry in spent:
+        this = DescentStep(fact.model, place, digest)
+        if not digest or this in earlier:
             continue
-        entries.append(entry)
-        if any(one.startswith(f"{DESCENT_KEY}{fact.model} {place} ") for one in spent):
+        new.append(this)
+        if any((one.model, one.place) == (fact.model, place) for one in earlier):
             raise DescriptionError.of_rule(
                 "differencing",
                 data.name,
@@ -246,8 +253,15 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
                 "rows. Repeat the earlier fit, if necessary with more rounds, or use GLORE or FederatedGLM, "
                 'which need no learning rate; the owner can allow it with  remember = "rows"  in policy.toml',
             )
-    for entry in entries if fact.answered else ():
-        data.site_ledger.spend(entry)
+    if fact.answered:
+        data.site_ledger.remember(*new)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSites(AnswerRecord):
+    """Sites over which a masked sum was released, in alphabetical order."""
+
+    sites: tuple[str, ...]
 
 
 def check_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
@@ -265,11 +279,9 @@ def check_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
         From the lists alone, which the client has made; names the line of the policy.
     """
     check_mask(data.name, data.policy, len(sites), len(data.trust.pinned))
-    spent, least = data.site_ledger.one_time_events, data.policy.apart
-    lists = [
-        json.loads(text.removeprefix(MASKED_SUMS_KEY)) for text in spent if text.startswith(MASKED_SUMS_KEY)
-    ]
-    if least > 1 and sorted(sites) not in lists and isolates_sites([*lists, sites], least):
+    least, earlier = data.policy.apart, data.site_ledger.records(MaskedSites)
+    lists = [*(one.sites for one in earlier), sites]
+    if least > 1 and MaskedSites(tuple(sorted(sites))) not in earlier and isolates_sites(lists, least):
         raise DescriptionError.of_rule(
             "apart",
             data.name,
@@ -281,9 +293,8 @@ def check_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
 
 def remember_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
     """Note a masked sum that is released, for :func:`check_masked_sites`."""
-    this = MASKED_SUMS_KEY + json.dumps(sorted(sites))
-    if sites and data.policy.apart > 1 and this not in data.site_ledger.one_time_events:
-        data.site_ledger.spend(this)
+    if sites and data.policy.apart > 1:
+        data.site_ledger.remember(MaskedSites(tuple(sorted(sites))))
 
 
 def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:

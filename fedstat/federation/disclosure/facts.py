@@ -54,7 +54,7 @@ class FormulaFactor:
     columns: tuple[str, ...]
     functions: tuple[str, ...] = ()
     written: bool = False
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     label: bool = False
 
 

@@ -12,7 +12,6 @@ fitted value, up to sqrt(1 - h_i), where h_i is the leverage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,6 +21,7 @@ import numpy as np
 from scipy.special import betainccinv
 
 from fedstat.errors import PolicyError
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.disclosure.facts import DesignDirections, RowBlock, ScoreAndInformation, SummedColumns
 from fedstat.federation.disclosure.row_checks import (
@@ -367,8 +367,11 @@ def check_fitted_means(data: SiteData, state: State, fact: ScoreAndInformation) 
     state.keep(key, now)
 
 
-MASKED_KEY = "sums over groups masked among "
-"""Prefix of the ledger entry for the sites among which a site has masked sums over groups."""
+@dataclass(frozen=True, slots=True)
+class MaskedGroups(AnswerRecord):
+    """The sites among which a site has masked sums over groups, in alphabetical order."""
+
+    sites: tuple[str, ...]
 
 
 def _singled_out(fact: ScoreAndInformation) -> str:
@@ -391,12 +394,10 @@ def masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
     """
     if not hides(len(sites)):
         return False
-    this = MASKED_KEY + json.dumps(sorted(sites))
-    earlier = {once for once in data.site_ledger.one_time_events if once.startswith(MASKED_KEY)} - {this}
-    if earlier:
+    this = MaskedGroups(tuple(sorted(sites)))
+    if data.site_ledger.records(MaskedGroups) - {this}:
         return False
-    if this not in data.site_ledger.one_time_events:
-        data.site_ledger.spend(this)
+    data.site_ledger.remember(this)
     return True
 
 

@@ -20,12 +20,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import DescriptionError, PolicyError, Remedy, SecurityError
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per_entity
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.crypto.masks import TWO_SITES, WIDE, Masker, encoding_of, hides
@@ -381,7 +383,15 @@ LINEAR_TRANSFORMS = frozenset({"center", "scale"})
 """Functions allowed outside another one: their column reveals what the inner one does."""
 MAX_EXP_ARGUMENT = 700.0
 """Largest argument of exp() with a finite result."""
-EVALUATION_KEY = "evaluation "
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredEvaluation(AnswerRecord):
+    """Digest of the sums of a model that was evaluated."""
+
+    digest: str
+
+
 """Prefix of the ledger entry for an evaluation that the site has answered."""
 ALLOW_ANY_HINT = 'The owner can allow it with  formulas = "any"  in policy.toml'
 
@@ -448,17 +458,15 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
             "does not count residuals: with chosen predictions, the largest of a few residuals reveals a "
             'response. The owner can allow it with  evaluation = "any"  in policy.toml',
         )
-    this = EVALUATION_KEY + hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest()
-    if this in data.site_ledger.one_time_events:
-        return
-    if any(once.startswith(EVALUATION_KEY) for once in data.site_ledger.one_time_events):
+    this = AnsweredEvaluation(hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest())
+    if data.site_ledger.records(AnsweredEvaluation) - {this}:
         raise DescriptionError.of_rule(
             "evaluation once",
             data.name,
             "has answered the evaluation of one model, and refuses others: single rows can lie between the "
             'cuts of two evaluations. The owner can allow more with  evaluation = "any"  in policy.toml',
         )
-    data.site_ledger.spend(this)
+    data.site_ledger.remember(this)
 
 
 def section_of(column: str) -> str:

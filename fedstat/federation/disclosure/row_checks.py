@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import ConsentError, DescriptionError, PolicyError, Remedy
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
@@ -370,8 +372,19 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
             )
 
 
-CUTS_KEY = "comparisons of "
-"""Prefix of the ledger entries for numbers and levels of the analyst with which a column was compared."""
+@dataclass(frozen=True, slots=True)
+class ComparedColumn(AnswerRecord):
+    """A number or a level of the analyst with which a column was compared.
+
+    `above`: whether equal values are on the side of the lower ones; None for a comparison of equality.
+    """
+
+    column: str
+    against: bool | int | float | str
+    above: bool | None
+
+
+_cut = attrgetter("against", "above")
 
 
 def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
@@ -386,28 +399,28 @@ def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
     PolicyError
         As :func:`check_rows`.
     """
-    least, spent = data.policy.min_level_count, data.site_ledger.one_time_events
+    least, ledger = data.policy.min_level_count, data.site_ledger
     if data.policy.remember != "all" or least < 2:
         return
     for factor in fact.factors:
         if factor.functions != (facts.COMPARISON,) or factor.columns[0] not in data.table.columns:
             continue
         (name,), against, equal = factor.columns, factor.options["against"], factor.options["equal"]
-        known, entries = data.published.get(name), CUTS_KEY + json.dumps(name)
+        known = data.published.get(name)
         if known is not None and against in (*known.levels, *(() if equal else known.knots)):
             continue
-        this = [against] if equal else [against, factor.options["above"]]
-        if entries + json.dumps(this) in spent:
+        this = ComparedColumn(name, against, None if equal else factor.options["above"])
+        if this in ledger.records(ComparedColumn):
             continue
         values = pd.concat([chunk[name] for chunk in data.table.chunks([name])]).dropna()
         if equal:
             inside = int((values == against).sum())
             apart = [inside, len(values) - inside]
         else:
-            earlier = [json.loads(one.removeprefix(entries)) for one in spent if one.startswith(entries)]
             x = np.sort(pd.to_numeric(values, errors="coerce").dropna().to_numpy(dtype=float))
-            cuts = sorted([this, *(one for one in earlier if len(one) > 1)])
-            below = [np.searchsorted(x, cut, "right" if above else "left") for cut, above in cuts]
+            earlier = (one for one in ledger.records(ComparedColumn) if one.column == name)
+            cuts = sorted((this, *(one for one in earlier if one.above is not None)), key=_cut)
+            below = [np.searchsorted(x, one.against, "right" if one.above else "left") for one in cuts]
             place = cuts.index(this)
             apart = np.diff([0, *below, len(x)])[place : place + 2].tolist()
         if min(apart) < least:
@@ -418,7 +431,7 @@ def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
                 f"numbers with which '{name}' was compared. Use a number of an earlier request, have the "
                 "owner publish a knot or level, or leave the site out",
             )
-        data.site_ledger.spend(entries + json.dumps(this))
+        ledger.remember(this)
 
 
 def check_counted_product(data: SiteData, state: State, fact: facts.CountedProduct) -> None:
@@ -592,10 +605,19 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
             )
 
 
-CLUSTERS_KEY = "scores by clusters of "
-"""Prefix of the ledger entry for the clusters by which a site has summed scores."""
-ORDER_KEY = "products of neighbors within clusters of "
-"""Prefix of the ledger entry for the order of rows by which a site has summed products of neighbors."""
+@dataclass(frozen=True, slots=True)
+class ScoresByCluster(AnswerRecord):
+    """Columns of the clusters by which a site has summed scores."""
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborsInClusters(AnswerRecord):
+    """Columns of clusters, and of the order in them, by which a site has summed products of neighbors."""
+
+    columns: tuple[str, ...]
+    order: str
 
 
 def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProducts) -> None:
@@ -615,12 +637,11 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
     policy = data.policy
     if policy.products == "any":
         return
-    entries = {CLUSTERS_KEY: json.dumps(fact.columns)}
+    now: list[AnswerRecord] = [ScoresByCluster(tuple(fact.columns))]
     if fact.order:
-        entries[ORDER_KEY] = json.dumps([*fact.columns, fact.order])
-    for prefix, entry in entries.items():
-        before = {once for once in data.site_ledger.one_time_events if once.startswith(prefix)}
-        if before - {prefix + entry} and policy.remember == "all":
+        now.append(NeighborsInClusters(tuple(fact.columns), fact.order))
+    for one in now:
+        if data.site_ledger.records(type(one)) - {one} and policy.remember == "all":
             raise DescriptionError.of_rule(
                 "differencing",
                 data.name,
@@ -636,9 +657,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             "column is not zero; there are fewer",
             remedy=Remedy("fit(cov_type='HC1')", "Use other clusters, or {arguments}"),
         )
-    for prefix, entry in entries.items():
-        if prefix + entry not in data.site_ledger.one_time_events:
-            data.site_ledger.spend(prefix + entry)
+    data.site_ledger.remember(*now)
 
 
 def remaining_variation(extremes: Floats, n: float, squares: float, few: int) -> float:
@@ -695,6 +714,15 @@ def check_variation(data: SiteData, state: State, fact: facts.ColumnVariation) -
 # checked as fast as it is encrypted. No protocol of this kind prevents that. So the owner consents to an
 # alignment with known sites, each time, and no site accepts a list that is much longer than its own.
 
+
+@dataclass(frozen=True, slots=True)
+class UsedConsent(AnswerRecord):
+    """The owner's consent, of this time, to one alignment with a site."""
+
+    site: str
+    time: str
+
+
 MAX_KEYS_PER_OWN_KEY = 2
 """Number of keys that another site may enter for each of one's own, if the owner sets no number."""
 
@@ -709,11 +737,9 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
     """
     if data.policy.alignment == "allow":
         return
-    given = {site: f"alignment with {site}, {data.trust.consents.get(site)}" for site in fact.others}
+    consents, used = data.trust.consents, data.site_ledger.records(UsedConsent)
     lacking = [
-        site
-        for site in given
-        if site not in data.trust.consents or given[site] in data.site_ledger.one_time_events
+        site for site in fact.others if site not in consents or UsedConsent(site, consents[site]) in used
     ]
     if lacking:
         raise ConsentError.of_rule(
@@ -726,8 +752,7 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
         )
     # Before the keys leave: an attempt that fails has revealed at least lengths of lists, and needs another
     # one.
-    for consent in given.values():
-        data.site_ledger.spend(consent)
+    data.site_ledger.remember(*(UsedConsent(site, consents[site]) for site in fact.others))
 
 
 def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) -> None:

@@ -433,7 +433,7 @@ class Site:
         earlier, context.released = state.copy(), memory.released
         try:
             # What a check counts as released is kept only if the reply is sent.
-            with data.site_ledger.spending():
+            with data.site_ledger.provisionally():
                 return self._prepare(context)
         except BaseException as error:
             state.restore(earlier)

@@ -19,8 +19,8 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, DesignError, MessageError
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.syntax_tree import iter_columns
@@ -318,10 +318,6 @@ def check_edges(data: SiteData, opened: OpenCells, edges: Floats) -> None:
 # Counts on other intervals would give counts of the rows in between by subtraction. So a site remembers the
 # ends of all counts of a time, and refuses counts unless the coordinator has examined these ends as well.
 
-ENDS_KEY = "ends of curves "
-"""Prefix of the entries of a site's ledger that name the intervals on which times were counted."""
-
-
 ENOUGH = 2**20
 """Flag of a cell with enough rows. Sums over sites keep both numbers of sites apart."""
 SHARE_OF_SUMS = 2.0 / 3.0
@@ -329,7 +325,7 @@ SHARE_OF_SUMS = 2.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class CountedTimes:
+class CountedTimes(AnswerRecord):
     """Counts that a site has released: columns of the times, digests of rows, division and grid, and ends."""
 
     columns: tuple[str, ...]
@@ -342,11 +338,8 @@ class CountedTimes:
 def _counted_before(data: SiteData, opened: OpenCells) -> list[CountedTimes]:
     if data.policy.remember == "nothing":
         return []
-    entries = (
-        one.removeprefix(ENDS_KEY) for one in data.site_ledger.one_time_events if one.startswith(ENDS_KEY)
-    )
-    found = [from_json(CountedTimes, text, data.name) for text in entries]
-    return [one for one in found if set(one.columns) & set(opened.time_columns)]
+    times = set(opened.time_columns)
+    return [one for one in data.site_ledger.records(CountedTimes) if times & set(one.columns)]
 
 
 def counted_over_sites(data: SiteData, state: State) -> bool:
@@ -460,9 +453,8 @@ def count_times(
     ]
     state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
     grid, ends = opened.grid_digest(requested), tuple(edges.tolist())
-    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, rows, division, grid, ends))
-    if data.policy.remember != "nothing" and entry not in data.site_ledger.one_time_events:
-        data.site_ledger.spend(entry)
+    if data.policy.remember != "nothing":
+        data.site_ledger.remember(CountedTimes(opened.time_columns, rows, division, grid, ends))
     opened.counted = edges
     return {"cells": counts.astype(np.float64)}
 

@@ -13,6 +13,7 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import DesignError, MessageError, Remedy
 from fedstat.federation import message
+from fedstat.federation.audit.event_log import AnswerRecord
 from fedstat.federation.crypto.keys import keystream
 from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, LevelRowCounts, RowGroups, SummedColumns
@@ -25,7 +26,6 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "laser heads"
 MOST_CLASSES = 1000
-LABELS = "label epsilon "
 """Prefix of the names under which an account stores the randomized labels, with the epsilon of each."""
 
 
@@ -291,6 +291,14 @@ def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]
     return {"parameters": theta}
 
 
+@dataclass(frozen=True, slots=True)
+class RandomizedLabels(AnswerRecord):
+    """Labels that were released by a randomized response: its epsilon, and the digest of its key."""
+
+    epsilon: float
+    digest: str
+
+
 def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Floats, float]:
     """Uniform draws (rows,) of a randomized response, and the total epsilon of all of these so far.
 
@@ -299,12 +307,8 @@ def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Float
     """
     digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
     key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")
-    spent = f"{LABELS}{epsilon!r} {hashlib.sha256(key).hexdigest()}"
-    if spent not in data.site_ledger.one_time_events:
-        data.site_ledger.spend(spent)
-    total = math.fsum(
-        float(one.split()[2]) for one in data.site_ledger.one_time_events if one.startswith(LABELS)
-    )
+    data.site_ledger.remember(RandomizedLabels(epsilon, hashlib.sha256(key).hexdigest()))
+    total = math.fsum(one.epsilon for one in data.site_ledger.records(RandomizedLabels))
     words = keystream(key, bytes(12), len(response))
     return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
 

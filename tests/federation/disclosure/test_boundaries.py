@@ -30,6 +30,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.disclosure import facts, leverage, row_checks
+from fedstat.federation.disclosure.differencing import MaskedSites
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.rules import RELEASE_KINDS
 from fedstat.federation.disclosure.site import FAMILIES
@@ -1250,7 +1251,7 @@ def test_lists_of_sites_are_kept_where_sums_have_to_be_apart(apart, noted):
     site = masked_sites(3, apart=apart)["S0"]
     for number in range(2):
         request(site, "sum", masked=number, n=5)
-    assert len(site.site_ledger.one_time_events) == noted
+    assert len(site.site_ledger.records(MaskedSites)) == noted
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from reporting import FAMILY, PENDING, STEPS, refusal_of, request, rule_against,
 
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure import facts
-from fedstat.federation.disclosure.column_sums import column_sums
+from fedstat.federation.disclosure.column_sums import SumsOfColumn, column_sums
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.tables.published import PublishedColumn
 
@@ -100,9 +100,9 @@ def test_an_own_fit_beyond_the_limit_is_not_shown_and_leaves_no_trace():
     shown = [is_shown(where, own_fit(60, 1, "", weights=f"model {k}")) for k in range(20)]
     # x and x^2 without weights once, and with those of every model: 2 + 2 k <= 30
     assert shown == [k < 14 for k in range(20)]
-    before = set(where.site_ledger.one_time_events)
+    before = set(where.site_ledger.records(SumsOfColumn))
     assert not is_shown(where, own_fit(60, 1, "", weights="another"))
-    assert where.site_ledger.one_time_events == before
+    assert where.site_ledger.records(SumsOfColumn) == before
     assert is_shown(where, own_fit(60, 1, "", weights="model 3"))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
+from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.inference.survival_curves import KnownCurve, SurvivalCounts, cumulative_incidence, product_limit
 from fedstat.models.descriptive import steps
 from fedstat.models.descriptive.protocol import survival_table
@@ -98,9 +99,7 @@ class Site:
         self.opened.number = table["months"].to_numpy()
         self.opened.start, self.opened.rows = np.zeros(len(table)), np.arange(len(table))
         self.policy, self.table = fs.Policy(), SimpleNamespace(n_rows=len(table))
-        self.site_ledger = SimpleNamespace(
-            one_time_events=set(), spend=lambda once: self.site_ledger.one_time_events.add(once)
-        )
+        self.site_ledger = SiteLedger()
         self.masked_among = sites
 
     def use(self, *_):

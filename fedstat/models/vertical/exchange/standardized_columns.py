@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.audit.event_log import AnswerRecord, SiteLedger
 from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.facts import GroupSums, SummedColumns
 from fedstat.federation.disclosure.state import SiteData, State
@@ -67,8 +66,13 @@ def dithered(data: SiteData, X: Floats) -> Floats:
 # records the columns by which its own were multiplied, as marks that the other site gives its columns. A mark
 # depends on the column's content, so repeating a fit adds nothing.
 
-PRODUCT_MARK = "multiplied "
-"""Key under which the history keeps marks, by group."""
+
+@dataclass(frozen=True, slots=True)
+class MultipliedColumns(AnswerRecord):
+    """Marks of columns that were multiplied with the site's, and the digest of the group of rows."""
+
+    group: str
+    marks: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -91,17 +95,15 @@ class ProductHistory:
 
         Returns the entry for the history, which is stored when the product is released.
         """
-        fresh: dict[str, list[str]] = {}
+        fresh: list[MultipliedColumns] = []
         earlier = marks_by_group(data.site_ledger)
         for group, columns in zip(np.unique(code).tolist(), marks, strict=True):
             name = _name(data, rows[code == group])
             known, now = earlier.get(name, frozenset()), {one.tobytes().hex() for one in columns}
             self.marked[group] = self.marked.get(group, frozenset()) | known | now
             if now - known:
-                fresh[name] = sorted(now - known)
-        return lambda: (
-            data.site_ledger.spend(PRODUCT_MARK + json.dumps(fresh, sort_keys=True)) if fresh else None
-        )
+                fresh.append(MultipliedColumns(name, tuple(sorted(now - known))))
+        return lambda: data.site_ledger.remember(*fresh)
 
     @property
     def counts(self) -> dict[int, int]:
@@ -115,15 +117,9 @@ class ProductHistory:
 def marks_by_group(site_ledger: SiteLedger) -> dict[str, frozenset[str]]:
     """List the marks of the columns that were multiplied with the site's, by group of rows."""
     found: dict[str, set[str]] = {}
-    for name, marks in _entered(site_ledger):
-        found.setdefault(name, set()).update(marks)
+    for one in site_ledger.records(MultipliedColumns):
+        found.setdefault(one.group, set()).update(one.marks)
     return {name: frozenset(marks) for name, marks in found.items()}
-
-
-def _entered(site_ledger: SiteLedger) -> Iterator[tuple[str, list[str]]]:
-    for text in site_ledger.one_time_events:
-        if text.startswith(PRODUCT_MARK):
-            yield from json.loads(text.removeprefix(PRODUCT_MARK)).items()
 
 
 def _name(data: SiteData, rows: Ints) -> str:
