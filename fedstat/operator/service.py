@@ -24,7 +24,7 @@ from fedstat.codec import to_plain
 from fedstat.errors import FedstatError, PartitionError, Remedy
 from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure.site import installed_families
-from fedstat.federation.files import lock_file, write_atomic
+from fedstat.federation.files import LOCKS, lock_file, write_atomic
 from fedstat.federation.transport.bucket import BucketInbox, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, KIT, days_left
 from fedstat.federation.transport.live_config import ClosedError, full_disk
@@ -363,13 +363,16 @@ def compiling(
     allowed = [read_site_policy(folder).families for folder in folders]
     served = [family for family in installed_families() if any(a is None or family in a for a in allowed)]
     missing = sorted(set(served) - compiled_families())
-    with _turn_to_compile() if missing else nullcontext() as has_turn:
-        if not has_turn:
+    with _turn_to_compile() if missing else nullcontext() as held:
+        if held is None:
             yield None
             return
         report(f"compiles loops of {', '.join(missing)}, once on this machine; requests are answered")
         process = subprocess.Popen(
-            [sys.executable, "-m", WARM_UP, *missing], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", WARM_UP, *missing],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=held,
         )
         with suppress(AttributeError, OSError):  # a system without priorities
             os.setpriority(os.PRIO_PROCESS, process.pid, LOW_PRIORITY)
@@ -382,15 +385,19 @@ def compiling(
 
 
 @contextmanager
-def _turn_to_compile() -> Iterator[bool]:
-    """Hold the lock of those who compile; False where another has it, or the folder cannot be written."""
+def _turn_to_compile() -> Iterator[tuple[int, ...] | None]:
+    """Hold the lock of those who compile; None where another has it, or the folder cannot be written.
+
+    The process that compiles gets its descriptors and holds it as well, also when the site has been killed.
+    """
     lock = list_path().with_name("compiling.lock")
     with ExitStack() as stack:
-        has_turn = False
+        held = None
         with suppress(OSError):
             lock.parent.mkdir(parents=True, exist_ok=True)
-            has_turn = lock_file(stack.enter_context(open(lock, "ab")))
-        yield has_turn
+            file = stack.enter_context(open(lock, "ab"))
+            held = ((file.fileno(),) if LOCKS else ()) if lock_file(file) else None
+        yield held
 
 
 def _await_compiled(process: subprocess.Popen[bytes], since: float, report: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -70,6 +71,32 @@ def test_a_site_that_stops_ends_the_process_and_the_next_one_compiles(folder, li
     assert len(lines) == 1
     with service.compiling([folder], lines.append) as process:
         assert process is not None and len(lines) == 2
+
+
+def test_what_a_killed_site_has_begun_is_not_compiled_again(folder, listed, tmp_path):
+    """The process that compiles goes on without its site, and no other begins in the meantime."""
+    program = tmp_path / "killed.py"
+    program.write_text(
+        "import os, sys; from pathlib import Path; from fedstat.kernels import compiled\n"
+        "from fedstat.operator import service\n"
+        f"path = Path({str(listed)!r})\n"
+        "compiled.list_path = service.list_path = lambda: path\n"
+        f"with service.compiling([Path({str(folder)!r})], [].append) as process:\n"
+        "    print(process.pid, flush=True); os._exit(9)\n"
+    )
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert run.returncode == 9, run.stderr
+    try:
+        with service.compiling([folder], [].append) as second:
+            assert second is None
+    finally:
+        os.kill(int(run.stdout), signal.SIGKILL)
+    until_true(lambda: _may_compile(folder))
+
+
+def _may_compile(folder):
+    with service.compiling([folder], [].append) as process:
+        return process is not None
 
 
 @pytest.mark.parametrize(
