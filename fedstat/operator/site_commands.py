@@ -23,6 +23,7 @@ from fedstat.federation.disclosure.approval import check_study_names, role_probl
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.request_checks import refusals
+from fedstat.federation.disclosure.rules import lines_not_in
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
 from fedstat.federation.files import write_atomic
 from fedstat.federation.message import Request, Step
@@ -310,7 +311,7 @@ def _examine(folder: Path) -> list[str]:
     print(underlined(f"Site {description.name}"))
     print(f"  Fingerprint  {fingerprint}\n")
     table = _show_table(folder, description, policy, problems)
-    _show_policy(description.name, policy)
+    _show_policy(folder, description.name, policy)
     problems += _show_budget(folder, description.name, policy)
     problems += _description_problems(folder, description, policy, table)
     _show_trust(description, fingerprint, problems)
@@ -394,13 +395,17 @@ def _show_link(table: AlignedTable, problems: list[str]) -> None:
     problems += content_problems({table.site: table.frame}, {table.site: table.columns}, new_data=False)
 
 
-def _show_policy(site: str, policy: Policy) -> None:
+def _show_policy(folder: Path, site: str, policy: Policy) -> None:
     load_families()
     print(underlined("What the policy allows to be released"))
     looser = policy.looser_than_strict()
     print(
         f"  Less strict than the default: {', '.join(looser)}\n" if looser else "  As strict as the default\n"
     )
+    file = folder / POLICY
+    if file.exists() and (lines := lines_not_in(policy, file.read_bytes())):
+        listed = f"Not in {POLICY}, with their strict values: {', '.join(lines)}"
+        print(textwrap.fill(listed, 96, initial_indent="  ", subsequent_indent="    ") + "\n")
     rows: list[tuple[str, ...]] = [("family", "steps", "unmasked", "in masked sums", "refused by")]
     never: list[str] = []
     for family, steps in FAMILIES.items():

@@ -262,6 +262,13 @@ def write_policy(policy: Any) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def lines_not_in(policy: Any, text: str | bytes) -> list[str]:
+    """Return the lines of rules that hold by a policy although a file with this text does not have them."""
+    named = tomllib.loads(text if isinstance(text, str) else text.decode())
+    rules = ((name, getattr(policy, name)) for name, one in _rules(policy) if not one.section)
+    return [toml_line(name, value) for name, value in rules if value is not None and name not in named]
+
+
 def rules_text(policy: Any) -> str:
     """Text of a policy file without comments."""
     lines = write_policy(policy).splitlines()

@@ -20,7 +20,7 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import PolicyRecord
 from fedstat.federation.audit.ledger_file import ANSWERED_FILENAME, LEDGER_FILENAME
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.rules import rules_text, stricter_rules
+from fedstat.federation.disclosure.rules import lines_not_in, rules_text, stricter_rules
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.files import write_atomic
 from fedstat.federation.transport.site_folder import (
@@ -309,6 +309,8 @@ class LiveConfig:
         """Enter the rules into the ledger, and name those that became weaker."""
         site_ledger = self.site.site_ledger
         before = len(site_ledger.policies)
+        if before and (new := lines_not_in(self.site.policy, site_ledger.policies[-1].rules)):
+            self.report(f"rules are in force that this site did not have before: {', '.join(new)}")
         site_ledger.record_policy(rules_text(self.site.policy))
         changes = policy_changes(site_ledger.policies)
         self.weakened = next((str(one) for one in reversed(changes) if one.weaker), "")

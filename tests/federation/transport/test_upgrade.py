@@ -25,6 +25,7 @@ from fedstat.federation.disclosure.weight_spaces import GROUPS
 from fedstat.federation.files import read_arrays
 from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.transport.journal import HEADS, LedgerCheckpoints
+from fedstat.federation.transport.live_config import LiveConfig
 from fedstat.federation.transport.session_store import STATE, SessionFolder
 from fedstat.federation.transport.site_folder import UPGRADED, load_identity, open_site
 
@@ -280,3 +281,23 @@ def test_a_coordinators_heads_without_a_format_are_read(tmp_path):
     known, path = stored.known(), federation.folder / HEADS
     path.write_text(json.dumps(json.loads(path.read_text())["heads"]))
     assert known and stored.known() == known
+
+
+def test_an_owner_is_told_of_rules_that_the_earlier_version_did_not_have(current, capsys):
+    """A rule that is not in policy.toml has its strict value, also if an upgrade has brought it."""
+    policy = current / "policy.toml"
+    open_site(current).site_ledger.store.close()
+    assert "Not in policy.toml" not in printed(capsys, "site", "check", current)
+    rules = [line for line in policy.read_text().splitlines() if not line.startswith("small_differences")]
+    policy.write_text("\n".join(rules))
+    expected = 'small_differences = "leave out"'
+    assert expected in " ".join(printed(capsys, "site", "check", current).split())
+    lines = list[str]()
+    running = LiveConfig(current, lines.append)
+    running.site.site_ledger.policies[-1] = replace(
+        running.site.site_ledger.policies[-1],
+        rules="\n".join(line for line in rules if line and not line.startswith("#")),
+    )
+    running._record_policy()
+    running.site.site_ledger.store.close()
+    assert f"rules are in force that this site did not have before: {expected}" in lines
