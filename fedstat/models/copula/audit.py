@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
@@ -19,18 +19,21 @@ from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.summary import Report, header_sheet
 from fedstat.inference.tables import Sheet
-from fedstat.models.checks import check_choice, check_integer, check_layout
+from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.copula.audited_releases import (
     PARTS,
+    ROW_PARTS,
     LeastPrivatePair,
+    Observation,
     ObservedRelease,
     Releases,
+    RowReleases,
     UnmaskedSums,
 )
 from fedstat.models.copula.correlation import invert_products
 from fedstat.models.copula.model import CopulaSynthesizer
 from fedstat.models.copula.private_release import ROUNDING, PrivateRelease
-from fedstat.models.copula.request import NoisePlan
+from fedstat.models.copula.request import ALL, NoisePlan
 from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
 from fedstat.privacy.gaussian_dp import epsilon_of, mu_interval
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------
 # Results of an audit: its measurements compared with the claim.
 
-ALL = "all together"
+EVERY_PART = "all together"
 NOTES = Catalogue(
     critical={
         "verdict": "Verdict: {verdict}.",
@@ -60,6 +63,11 @@ NOTES = Catalogue(
         "the releases. The statistic is the likelihood ratio of the whole observation. Every release passed "
         "the disclosure checks of new sites, with new keys and a budget for one release. The sites hold "
         "synthetic rows; none of your rows was used.",
+        "row": "One row has values in about half of the releases, and is missing in the others. The observer "
+        "has the sums of all sites, knows every other row, and the noise of all sites that may collude. The "
+        "statistic is the likelihood ratio of all sums. Every release passed the disclosure checks of new "
+        "sites, with new keys and a budget for one release. The sites hold synthetic rows; none of your rows "
+        "was used.",
         "intervals": "Intervals are Clopper and Pearson's, all wrong at once with probability at most "
         "{alpha:g}; mu is that of Gaussian noise, and discrete noise of this size agrees with it to many "
         "digits. Lower bounds are proof. Upper bounds prove nothing about other records, errors in other "
@@ -85,7 +93,7 @@ class AuditResults(Report):
     epsilon, delta : float
         The claim for the mu above.
     first : (R,) array of bool
-        Whether the first record was in the data.
+        Whether the first record was in the data, or the row had values.
     log_ratios : (R, m) array
         Statistic of each release by its parts; large values indicate the first record.
     parts : tuple of str
@@ -136,7 +144,7 @@ class AuditResults(Report):
         all rows simultaneously, with probability 1 - alpha.
         """
         rows = []
-        tests = {ALL: self.log_ratios.sum(axis=1)}
+        tests = {EVERY_PART: self.log_ratios.sum(axis=1)}
         if len(self.parts) > 1:
             tests |= dict(zip(self.parts, self.log_ratios.T, strict=True))
         each = self.alpha / (2 * len(tests))
@@ -249,7 +257,7 @@ class AuditResults(Report):
         if not self.evidence:
             yield NOTES.note("demonstration")
         else:
-            yield NOTES.note("records")
+            yield NOTES.note("row" if self.parts == ROW_PARTS else "records")
         yield NOTES.note("intervals", alpha=self.alpha)
         if self.evidence and math.isfinite(self.pair_mu) and self.pair_mu < 0.99 * self.mu:
             yield NOTES.note("pair", pair=self.pair_mu, claimed=self.mu)
@@ -312,6 +320,9 @@ def audit(
     then guesses the record. No block is missing there. The model's own sites receive no request and no
     charge.
 
+    Where sites hold different rows, the coin decides whether one row has values or is missing, and the ratio
+    is that of all noisy sums, for an observer who knows all other rows.
+
     Parameters
     ----------
     model : CopulaSynthesizer or PrivateCopulaGLM
@@ -319,7 +330,8 @@ def audit(
     view : str
         The observer. ``"coordinator"`` observes a whole record. With the name of a site, all other sites
         together observe its part of a record; their own noise hides nothing from them. ``"table"`` is an
-        observer with one synthetic table, which is a demonstration and not evidence.
+        observer with one synthetic table, which is a demonstration and not evidence. Where sites hold
+        different rows, only ``"coordinator"``, with as many sites as may collude by the owners' budgets.
     releases : int
         At least 100; each takes some hundredths of a second, more with many columns.
     alpha : float
@@ -361,66 +373,98 @@ def audit(
         raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
     if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
         raise ModelError("audit: mechanism='published' is a simulation without disclosure checks")
-    check_layout("audit", model.partition, "vertical")
-    sites = list(model.bounds)
-    check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *sites))
+    sites = list(model.bounds) if model._pooled is None else []
+    tables = [TABLE] if synthesis and model._pooled is None else []
+    check_choice("view", view, (COORDINATOR, *tables, *sites))
     check_integer("releases", releases, FEWEST_RELEASES)
     if not 0.0 < alpha < 1.0:
         raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
     if view in sites and len(sites) < 2:
         raise ModelError("view: a single site has no other sites as observers")
-    pair = _pair_of(model, view if view in sites else "")
-    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
     random = np.random.default_rng(seed)
     first = random.random(releases) < 0.5
+    audited = _audit_of_rows(model) if model._pooled is not None else _audit_of_pair(model, view, random)
     ratios, seen_noise, short, longest = [], set[bytes](), set[str](), 0.0
     squares: dict[str, float] = {}
     for is_first in counted(first.tolist(), "release"):
-        seen = making.make(0 if is_first else 1)
-        if view == TABLE:
-            ratios.append(np.array([agreement(pair, seen, random)]))
-        else:
-            ratios.append(seen.log_ratios(pair))
-        noise = _noise_of(pair, seen, 0 if is_first else 1)
-        seen_noise.add(np.concatenate(list(noise.values())).tobytes())
-        squares = {name: squares.get(name, 0.0) + float(one @ one) for name, one in noise.items()}
+        seen = audited.make(0 if is_first else 1)
+        ratios.append(seen.log_ratios)
+        seen_noise.add(np.concatenate(list(seen.noise.values())).tobytes())
+        squares = {name: squares.get(name, 0.0) + float(one @ one) for name, one in seen.noise.items()}
         short.update(seen.short)
-        longest = max(longest, pair.share(seen.margins))
+        longest = max(longest, seen.longest)
     faults = []
     if short:
         faults.append(f"the charge was too small at {', '.join(sorted(short))}")
     if longest > EXACT:
         faults.append(f"a row of scores was {100.0 * (math.sqrt(longest) - 1.0):.2g} % longer than allowed")
     for name, found in squares.items():
-        if chdtr(releases * noise[name].size, found) < alpha / len(squares):
+        if chdtr(releases * seen.noise[name].size, found) < alpha / len(squares):
             faults.append(f"noise on {name} is smaller than its charge")
     if len(seen_noise) < releases:
         faults.append(f"{releases - len(seen_noise):,} releases had the noise of another release")
-    parts = PARTS if pair.sums.moments else PARTS[:-1]
-    reported = np.array(ratios)
-    cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
     return AuditResults(
-        view={COORDINATOR: "the coordinator", TABLE: "an owner of one table"}.get(
-            view, f"all others at {view}"
-        ),
-        mu=pair.claimed,
-        pair_mu=pair.attained,
-        epsilon=epsilon_of_zcdp(cost, model.delta),
+        view=audited.observer,
+        mu=math.sqrt(2.0 * float(audited.cost)),
+        pair_mu=math.sqrt(seen.squared),
+        epsilon=epsilon_of_zcdp(audited.cost, model.delta),
         delta=model.delta,
         first=first,
-        log_ratios=reported if view == TABLE else reported[:, : len(parts)],
-        parts=("synthetic table",) if view == TABLE else parts,
+        log_ratios=np.array(ratios)[:, : len(audited.parts)],
+        parts=audited.parts,
         faults=tuple(faults),
         alpha=alpha,
         evidence=view != TABLE,
     )
 
 
-def _pair_of(model: PrivateRelease, view: str) -> LeastPrivatePair:
-    """Plan a release of the model's columns on the number of synthetic entities that its noise needs."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Audited:
+    """Makes releases of one of two records; the observer, what a release costs, and its parts."""
+
+    make: Callable[[int], Observation]
+    observer: str
+    cost: Fraction
+    parts: tuple[str, ...]
+
+
+def _audit_of_rows(model: PrivateRelease) -> _Audited:
+    """Audit releases over rows: one row has values, or is missing."""
+    plan = model._noise_for(_entities_of(model))
+    assert isinstance(plan, NoisePlan) and plan.rows is not None
+    colluding = plan.rows.colluding if plan.rows.masked_at else None
+    policy = Policy(privacy=Budget(model.epsilon, model.delta, colluding))
+    making = RowReleases(plan, policy, model._family_name, model._release_rows)
+    return _Audited(making.make, plan.rows.observers, plan.site_cost(ALL), ROW_PARTS)
+
+
+def _audit_of_pair(model: PrivateRelease, view: str, random: np.random.Generator) -> _Audited:
+    """Audit releases of entities: one record is replaced by another."""
+    pair = _pair_of(model, view if view in model.bounds else "")
+    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
+
+    def make(which: int) -> Observation:
+        seen = making.make(which)
+        ratios = np.array([agreement(pair, seen, random)]) if view == TABLE else seen.log_ratios(pair)
+        noise = _noise_of(pair, seen, which)
+        return Observation(ratios, noise, pair.attained**2, pair.share(seen.margins), seen.short)
+
+    observers = {COORDINATOR: "the coordinator", TABLE: "an owner of one table"}
+    cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
+    parts = ("synthetic table",) if view == TABLE else PARTS if pair.sums.moments else PARTS[:-1]
+    return _Audited(make, observers.get(view, f"all others at {view}"), cost, parts)
+
+
+def _entities_of(model: PrivateRelease) -> int:
+    """Return the number of synthetic entities that the noise on margins needs."""
     rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
-    n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
+    return int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
+
+
+def _pair_of(model: PrivateRelease, view: str) -> LeastPrivatePair:
+    """Plan a release of the model's columns on the number of synthetic entities that its noise needs."""
+    n = _entities_of(model)
     noise = model._noise_for(n)
     return LeastPrivatePair.of(UnmaskedSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
 

@@ -1,10 +1,15 @@
-"""Repeated releases of two neighboring data sets through real sites, for an audit."""
+"""Repeated releases of two neighboring data sets through real sites, for an audit.
+
+Where sites hold different columns, a record is replaced by another one, and the likelihood ratio of a release
+follows from its plan. Where they hold different rows, a row is there or missing, and the ratio is that of the
+sums which the sites have computed.
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,12 +24,14 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import Site
+from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import Reply, Request, Step
 from fedstat.federation.protocols.engine import Fit, FitProtocol, LocalEngine
+from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.protocol import Participation, SumsByGroup, request_margins, request_pattern_sums
-from fedstat.models.copula.request import PLACES, GramPlan, GramRequest, NoisePlan
+from fedstat.models.copula.request import ALL, PLACES, GramPlan, GramRequest, NoisePlan
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -307,14 +314,11 @@ class Releases:
 
     def make(self, which: int) -> ObservedRelease:
         """Release a table with the first or the second record."""
-        pair, frames = self.pair, self.tables[which]
-        sites = {
-            client: (ColludingSite if pair.view not in ("", client) else Site)(client, frame, self.policy)
-            for client, frame in frames.items()
-        }
-        fingerprints = {client: site.fingerprint for client, site in sites.items()}
-        for site in sites.values():
-            site.trust.pinned.update(fingerprints)
+        pair = self.pair
+        sites = _acquainted(
+            (ColludingSite if pair.view not in ("", client) else Site)(client, frame, self.policy)
+            for client, frame in self.tables[which].items()
+        )
         replies: list[Reply] = []
         requester = SecureProductSession(self.family, secrets.token_hex(8), None)
         margins, sums = LocalEngine(sites).run(_kept(self._protocol(requester), replies), Ledger())
@@ -324,12 +328,7 @@ class Releases:
             if "levels" in reply.arrays
             for kind in ("levels", "trees")
         }
-        short = tuple(
-            client
-            for client, site in sites.items()
-            if float(site.site_ledger.charges.spent) < float(pair.sums.site_cost(client)) - CHARGED_SHORT
-        )
-        return ObservedRelease(margins, sums, counts, short)
+        return ObservedRelease(margins, sums, counts, _charged_short(sites, pair.sums.site_cost))
 
     def _protocol(
         self, requester: SecureProductSession
@@ -349,6 +348,24 @@ class Releases:
         return margins, found
 
 
+def _acquainted(sites: Iterable[Site]) -> dict[str, Site]:
+    """Return sites by name, each of which knows the keys of the others."""
+    named = {site.name: site for site in sites}
+    fingerprints = {name: site.fingerprint for name, site in named.items()}
+    for site in named.values():
+        site.trust.pinned.update(fingerprints)
+    return named
+
+
+def _charged_short(sites: Mapping[str, Site], cost: Callable[[str], Fraction]) -> tuple[str, ...]:
+    """Return the sites that were charged less than a release costs."""
+    return tuple(
+        name
+        for name, site in sites.items()
+        if float(site.site_ledger.charges.spent) < float(cost(name)) - CHARGED_SHORT
+    )
+
+
 def _kept(protocol: FitProtocol[Fit], replies: list[Reply]) -> FitProtocol[Fit]:
     """Run a protocol, and keep the replies."""
     requests: Sequence[Request] = next(protocol)
@@ -360,3 +377,138 @@ def _kept(protocol: FitProtocol[Fit], replies: list[Reply]) -> FitProtocol[Fit]:
         except StopIteration as stop:
             fit: Fit = stop.value
             return fit
+
+
+# ----------------------------------------------------------------------------------------------------
+# Releases over the rows of several sites, one of which has values or is missing.
+
+ROW_PARTS = ("margins", "products")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleasedSum:
+    """An array of one site: what was owed, and the sums without and with noise."""
+
+    name: str
+    request: Request
+    step: Step
+    owed: NoiseRequired
+    exact: Floats
+    noisy: Floats
+
+
+class RecordingMechanism(NoiseMechanism):
+    """Replies of a site whose sums are recorded for the audit."""
+
+    recorded: list[ReleasedSum]
+
+    def add(
+        self,
+        request: Request,
+        step: Step,
+        owed: Mapping[str, NoiseRequired | RepeatedRelease],
+        arrays: Mapping[str, Array],
+    ) -> tuple[dict[str, Array], dict[str, str]]:
+        """Charge, add noise, and record the arrays."""
+        out = super().add(request, step, owed, arrays)
+        for name, one in owed.items():
+            if isinstance(one, NoiseRequired) and arrays[name].size:
+                both = (held[name].astype(np.float64) for held in (arrays, out[0]))
+                self.recorded.append(ReleasedSum(name, request, step, one, *both))
+        return out
+
+
+class RecordingSite(Site):
+    """A site of an audit over rows."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        own = self._noise
+        noise = RecordingMechanism(own.site, own.policy, own.site_ledger, own.table, own.keys)
+        noise.recorded = self.recorded = list[ReleasedSum]()
+        self._noise = noise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """The log likelihood ratio of the first record by parts, and what an audit checks of a release.
+
+    `noise` is in standard deviations by array, `squared` is the square of the distance of both tables in
+    standard deviations, `longest` the largest squared length of a row over that which is charged.
+    """
+
+    log_ratios: Floats
+    noise: Mapping[str, Floats]
+    squared: float
+    longest: float
+    short: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RowReleases:
+    """Makes releases over rows, by new sites with new keys and a budget for one release each.
+
+    One row of the first site has the last bin of every column, or no value. All other rows are in the two
+    middle bins. The observer has the sums of all sites, knows all other rows, and the noise of as many sites
+    as may collude.
+    """
+
+    plan: NoisePlan
+    policy: Policy
+    family: str
+    release: Callable[..., FitProtocol[Any]]
+
+    @cached_property
+    def tables(self) -> list[dict[str, pd.DataFrame]]:
+        """Tables of all sites, with values in the first row, and without."""
+        assert self.plan.rows is not None
+        n, out = self.plan.rows.n, list[dict[str, pd.DataFrame]]()
+        for has_values in (True, False):
+            columns = {}
+            for bins in self.plan.columns[ALL]:
+                inner = np.arange(bins.count) if bins.levels else bins.leaf_codes
+                codes = inner[(len(inner) - np.arange(n) % 2) // 2]
+                codes[0] = inner[-1]
+                values = pd.Series(bins.values(codes) if bins.levels else bins.middles[codes], dtype=object)
+                columns[bins.name] = values.where(has_values | (np.arange(n) > 0), None)
+            table, ends = pd.DataFrame(columns), np.cumsum([0, *self.plan.rows.records.values()]).tolist()
+            parts = zip(self.plan.rows.records, pairwise(ends), strict=True)
+            out.append({site: table.iloc[a:b].reset_index(drop=True) for site, (a, b) in parts})
+        return out
+
+    def make(self, which: int) -> Observation:
+        """Release a table with the values of the row (0), or without (1), and compare both."""
+        assert self.plan.rows is not None
+        recording = [RecordingSite(*held, self.policy) for held in self.tables[which].items()]
+        sites = _acquainted(recording)
+        session, masked = secrets.token_hex(8), self.plan.rows.masked_at
+        protocol = self.release(
+            SecureProductSession(self.family, session, None), self.plan, dict.fromkeys(sites, self.policy)
+        )
+        if masked:
+            protocol = masked_protocol(protocol, masked, session, sums_only=True)
+        LocalEngine(sites).run(protocol, Ledger())
+        honest = self.plan.rows.honest
+        first, *others = [site.recorded for site in recording[:honest]]
+        name, table = next(iter(self.tables[1 - which].items()))
+        other = Site(name, table, self.policy).data
+        ratios, noise, squared, longest = np.zeros(len(ROW_PARTS)), {}, 0.0, 0.0
+        for place, one in enumerate(first):
+            arrays, _ = one.step.run(other, State(name), one.request.text, **one.request.arrays)
+            moved = (one.exact - arrays[one.name]) * (1.0 if which == 0 else -1.0)
+            added = one.noisy - one.exact + sum(held[place].noisy - held[place].exact for held in others)
+            variance = float(one.owed.variance) * honest
+            length = float(moved @ moved)
+            # From the middle between both tables.
+            middle = added + moved * (0.5 if which == 0 else -0.5)
+            ratios[ROW_PARTS.index("products" if one.name == "products" else "margins")] += (
+                moved @ middle / variance
+            )
+            noise[f"{one.name} of all sites"] = added / math.sqrt(variance)
+            squared += length / variance
+            longest = max(longest, length / float(one.owed.squared))
+        # Shares of the noise are rounded up, so that the charge is a little less than planned.
+        cost = sum(
+            (Fraction(one.owed.squared) / (2 * honest * one.owed.variance) for one in first), Fraction()
+        )
+        return Observation(ratios, noise, squared, longest, _charged_short(sites, lambda _: cost))

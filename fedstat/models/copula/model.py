@@ -19,7 +19,7 @@ from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan, problems_of_fit
 from fedstat.models.copula.private_release import USUAL_DELTA, PrivateRelease, held_columns
-from fedstat.models.copula.protocol import fit_copula, fit_copula_rows, plan_columns
+from fedstat.models.copula.protocol import fit_copula, fit_copula_rows, plan_columns, release_rows
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
 from fedstat.models.copula.request import ALL, GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaRecord, CopulaResults
@@ -143,10 +143,12 @@ class CopulaSynthesizer(PrivateRelease):
         """The noise plan for records without missing values."""
         return plan_columns(self.bounds, self._counts, self._rho, self._pooled)
 
-    def _noise_for(self, n: int) -> GramPlan:
+    _release_rows = staticmethod(release_rows)
+
+    def _noise_for(self, n: int) -> NoisePlan | GramPlan:
         """Plan the noise of a release of n complete entities, for an audit."""
-        plan = plan_columns(self.bounds, dict.fromkeys(self.bounds, n), self._rho)
-        return GramPlan(plan, (tuple(self.bounds),), self.missing == "em")
+        plan = plan_columns(self.bounds, dict.fromkeys(self.bounds, n), self._rho, self._pooled_of(n))
+        return plan if plan.rows is not None else GramPlan(plan, (tuple(self.bounds),), self.missing == "em")
 
     @overload
     def fit(self, *, progress: bool | None = None) -> CopulaResults: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -19,6 +20,7 @@ from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.expected_releases import join_names
 from fedstat.federation.message import Step
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.noise_shares import coalition_of
 from fedstat.federation.protocols.secure_products import choose_dealer
 from fedstat.federation.tables.published import Published, PublishedColumn
@@ -62,6 +64,7 @@ class PrivateRelease(Explainable):
 
     _instead: ClassVar[Mapping[tuple[str, str], Step]]
     _family_name: ClassVar[str]
+    _release_rows: ClassVar[Callable[..., FitProtocol[Any]]]
 
     def __init__(
         self,
@@ -97,6 +100,13 @@ class PrivateRelease(Explainable):
     def _noise_for(self, n: int) -> NoisePlan | GramPlan:
         """Plan the noise of a release of n complete entities, for an audit."""
         raise NotImplementedError
+
+    def _pooled_of(self, n: int) -> PooledRows | None:
+        """Return n rows of the sites of a horizontal partition, divided evenly; otherwise None."""
+        if self._pooled is None:
+            return None
+        sites, K = tuple(self._pooled.records), len(self._pooled.records)
+        return replace(self._pooled, records={site: (n + k) // K for k, site in enumerate(sites)})
 
     @property
     def _counts(self) -> dict[str, int]:

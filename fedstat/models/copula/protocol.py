@@ -219,17 +219,26 @@ def fit_copula_rows(
 
     `policies` are those of the sites, which share the noise of sums if their owners allow it.
     """
-    shares = yield from agree_shares(policies, requester.session)
     plan = plan_columns({ALL: bounds}, {ALL: rows.n}, rho, rows)
     table = np.ones((rows.n, 1), dtype=np.bool_)
     groups = correlation.choose_groups(plan, table, "pairs")
-    counts = yield from sum_margins(requester, plan, shares)
-    margins = {ALL: margins_of(plan, ALL, counts, rows.n)}
-    plan = replace(plan, gaps=_gaps(margins))
+    plan, margins, products = yield from release_rows(requester, plan, policies)
     groups = replace(groups, plan=replace(groups.plan, noise=plan))
-    products = yield from sum_products(requester, plan, shares, margins[ALL])
     none = np.zeros((1, len(products)))
     return _fit_of_sums(groups, margins, SumsByGroup(products[None], none, none), table, {ALL: rows.n})
+
+
+def release_rows(
+    requester: SecureProductSession, plan: NoisePlan, policies: Mapping[str, Policy]
+) -> FitProtocol[tuple[NoisePlan, dict[str, list[Margin]], Floats]]:
+    """Request the margins and the sums of products (q, q) over rows; the plan has the columns with gaps."""
+    assert plan.rows is not None
+    shares = yield from agree_shares(policies, requester.session)
+    counts = yield from sum_margins(requester, plan, shares)
+    margins = {ALL: margins_of(plan, ALL, counts, plan.rows.n)}
+    plan = replace(plan, gaps=_gaps(margins))
+    products = yield from sum_products(requester, plan, shares, margins[ALL])
+    return plan, margins, products
 
 
 def _fit_of_sums(

@@ -30,6 +30,7 @@ from fedstat.models.copula_glm.notes import NO_ROOT, left_out
 from fedstat.models.copula_glm.protocol import (
     MomentReleasePlan,
     fit_private,
+    release_complete_rows,
     release_moments,
     release_row_moments,
 )
@@ -208,9 +209,11 @@ class PrivateCopulaGLM(PrivateRelease):
         """The noise plan if every entity is complete."""
         return self._question.plan(self._counts)
 
+    _release_rows = staticmethod(release_complete_rows)
+
     def _noise_for(self, n: int) -> MomentPlan:
         """Plan the noise of a release of n complete entities, for an audit."""
-        return self._question.plan(dict.fromkeys(self.bounds, n))
+        return replace(self._question, rows=self._pooled_of(n)).plan(dict.fromkeys(self.bounds, n))
 
     @checks_arguments
     def fit(

@@ -162,17 +162,26 @@ def release_row_moments(
     """Request all inputs of the estimator, for the complete rows of sites with different rows."""
     rows = question.rows
     assert rows is not None
-    shares = yield from agree_shares(policies, requester.session)
     plan = question.plan({ALL: rows.n})
-    counts = yield from sum_margins(requester, plan, shares)
-    n = count_complete(plan, counts)
-    margins = margins_of(plan, ALL, counts, rows.n)
-    products = yield from sum_products(requester, plan, shares, margins)
+    n, margins, products = yield from release_complete_rows(requester, plan, policies)
     noise = np.full_like(products, plan.product_deviation(1))
     records = {ALL: rows.n}
     return _released(
         plan, {ALL: margins}, (products, noise), n, entities={ALL: n}, records=records, known=rows.n, used={}
     )
+
+
+def release_complete_rows(
+    requester: SecureProductSession, plan: MomentPlan, policies: Mapping[str, Policy]
+) -> FitProtocol[tuple[int, list[Margin], Floats]]:
+    """Request margins and sums of products (q, q) over complete rows; return how many there are as well."""
+    assert plan.rows is not None
+    shares = yield from agree_shares(policies, requester.session)
+    counts = yield from sum_margins(requester, plan, shares)
+    n = count_complete(plan, counts)
+    margins = margins_of(plan, ALL, counts, plan.rows.n)
+    products = yield from sum_products(requester, plan, shares, margins)
+    return n, margins, products
 
 
 def count_complete(plan: MomentPlan, counts: Mapping[str, Array]) -> int:

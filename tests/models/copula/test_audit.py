@@ -240,6 +240,43 @@ def test_only_a_synthesis_can_be_audited():
         fs.audit(model(columns={"A": list("abcd")}), "A")
 
 
+# ---- sites with different rows -------------------------------------------------------------------
+
+
+def over_rows(kind="synthesis", colluding=1, epsilon=EPSILON):
+    """A model of three sites with different rows, which share the noise or add all of it."""
+    policy = fs.Policy(privacy=fs.Budget(EPSILON, 1e-6, colluding))
+    frame = pd.DataFrame({name: np.arange(90) % 2 for name in "yab"}).assign(site=list("ABC") * 30)
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+    bounds = {"y": [0, 1], "a": range(5), "b": (0, 1)}
+    if kind == "synthesis":
+        return fs.CopulaSynthesizer(partition, epsilon, bounds | {"b": ["lo", "mid", "hi"]})
+    return fs.PrivateCopulaGLM.from_formula(
+        "y ~ a + b", partition, family=sm.families.Binomial(), epsilon=epsilon, bounds=bounds
+    )
+
+
+@pytest.mark.parametrize(("kind", "colluding"), [("synthesis", 1), ("synthesis", None), ("regression", 1)])
+def test_releases_over_rows_pass(few_releases, kind, colluding):
+    audited = over_rows(kind, colluding)
+    result = fs.audit(audited, releases=FEW, seed=8)
+    assert result.passed and result.mu_low <= result.mu and result.verdict == "holds"
+    assert 0.5 * result.mu < result.pair_mu <= result.mu <= np.sqrt(2.0 * float(rho_of_budget(EPSILON, 1e-6)))
+    assert result.parts == ("margins", "products") and result.log_ratios.shape == (FEW, 2)
+    observer = "the coordinator and 1 of 3 sites together" if colluding else "all others together"
+    assert result.view == observer and "One row has values" in " ".join(str(result.summary()).split())
+    assert all(not site.site_ledger.charges.made for site in audited.partition.sites.values())
+    with pytest.raises(ModelError, match="view"):
+        fs.audit(audited, "A")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["synthesis", "regression"])
+def test_many_releases_over_rows_show_most_of_what_is_claimed(kind):
+    result = fs.audit(over_rows(kind), releases=1500, seed=3)
+    assert result.passed and 0.4 * result.pair_mu < result.mu_low <= result.mu <= 1.02 * result.mu_high + 0.1
+
+
 # ---- faults --------------------------------------------------------------------------------------
 
 ADD, TAKE = NoiseMechanism.add, Charges.take
@@ -305,6 +342,26 @@ def seeded_noise(monkeypatch):
         return np.rint(draws).astype(np.int64)
 
     monkeypatch.setattr(privacy_budget, "discrete_gaussian", normal)
+
+
+@pytest.mark.parametrize(
+    ("fault", "releases", "words"),
+    [
+        (a_quarter_of_the_noise, FEW, "products of all sites is smaller"),
+        (
+            lambda patch: patch.setattr(NoiseMechanism, "add", without_noise(("products",), "A")),
+            SOME,
+            "products",
+        ),
+        (cut_after_noise, ANY, "% longer than"),
+        (charges_forgotten, ANY, "the charge was too small at A, B, C"),
+        (seeded_noise, ANY, "noise of another"),
+    ],
+)
+def test_a_fault_is_seen_over_rows(few_releases, monkeypatch, fault, releases, words):
+    fault(monkeypatch)
+    result = fs.audit(over_rows(), releases=releases, seed=5)
+    assert not result.passed and re.search(words, result.verdict), result.verdict
 
 
 @pytest.mark.parametrize(
