@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Self, cast
 
@@ -15,8 +15,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError, Remed
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
-from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
-from fedstat.inference.homogeneity_tests import welch_test
+from fedstat.inference.heterogeneity import Heterogeneity
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import number, two_digits, yes_or_no
 from fedstat.models.effects import no_times
@@ -36,7 +35,7 @@ from fedstat.models.horizontal.results import (
     rows_estimate,
     weight_line,
 )
-from fedstat.models.horizontal.site_results import SiteFitsResults, tests_line
+from fedstat.models.horizontal.site_results import SiteFitsResults, compare_own_fits, tests_line
 from fedstat.models.margins import MarginalEffects
 from fedstat.typing import Floats
 
@@ -285,13 +284,7 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
 
     def _compare_sites(self) -> Heterogeneity:
         # Own fits have Mancl and DeRouen's covariance of their clusters.
-        est, local = self.estimate, self._record.fit.local
-        if sum(own.beta is not None for own in local) < 2:
-            raise EstimationError("it compares own fits, and there are fewer than two")
-        common = MaskedSiteSums(np.zeros(len(est.names)), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
-        found = heterogeneity(est.names, est.params, 1.0, local, sources=(), masked=common, terms=est.terms)
-        joint = welch_test([own.own for own in local if own.own is not None])
-        return replace(found, joint=joint, sources=(), by_parts=False)
+        return compare_own_fits(self.estimate, self._cov(), self._record.fit.local)
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""

@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.inference.estimate import Estimate
 from fedstat.inference.heterogeneity import (
     NOT_REQUESTED,
     Heterogeneity,
@@ -19,6 +20,7 @@ from fedstat.inference.heterogeneity import (
     SiteFit,
     heterogeneity,
 )
+from fedstat.inference.homogeneity_tests import welch_test
 from fedstat.inference.notes import Note
 from fedstat.inference.summary import WIDTH, Report
 from fedstat.inference.tables import Sheet, number, show_probability
@@ -235,6 +237,22 @@ class SiteFitsResults(DesignResults):
         if joint.df and joint.pvalue < DIFFER:
             p = show_probability(joint.pvalue)
             yield NOTES.note("heterogeneity", test=self._joint_name, joint=str(joint), p=p)
+
+
+def compare_own_fits(estimate: Estimate, cov: Floats, fits: Sequence[SiteFit]) -> Heterogeneity:
+    """Compare the sites' own estimates of the first coefficients, where no likelihood has a score.
+
+    `cov` (q, q) is that of all coefficients; `own` of the fits are the sites' parts of the joint test.
+    """
+    known = [len(one.beta) for one in fits if one.beta is not None]
+    if len(known) < 2:
+        raise EstimationError("it compares own fits, and fewer than two sites have one")
+    K = known[0]
+    common = MaskedSiteSums(np.zeros(K), np.asarray(np.linalg.inv(cov[:K, :K])), np.zeros(2))
+    names, terms = estimate.names[:K], estimate.terms[:K]
+    found = heterogeneity(names, estimate.params[:K], 1.0, fits, sources=(), masked=common, terms=terms)
+    joint = welch_test([one.own for one in fits if one.own is not None])
+    return replace(found, joint=joint, sources=(), by_parts=False)
 
 
 # ----------------------------------------------------------------------------------------------------
