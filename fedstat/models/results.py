@@ -76,6 +76,7 @@ NOTES = Catalogue(
         "undetermined_errors": "The covariance does not determine a standard error (nan) of: {names}. Tests "
         "and intervals of the other coefficients are valid.",
         "receipt": "{alarm}",
+        "lost_sites": "{sites}. Parts of sums before that follow by subtraction.",
     },
     info={
         "no_covariance": "No standard errors, tests and intervals: {reason}",
@@ -207,6 +208,12 @@ class Results(Report, Generic[Record]):
         return SheetSummary([header_sheet("What left the sites", lines), sites], notes)
 
     def _summary_notes(self) -> Iterator[Note]:
+        # A ledger of another engine may have none: what it lacks is no alarm.
+        receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if receipt is not None and receipt.alarm:
+            yield NOTES.note("receipt", alarm=receipt.alarm)
+        if lost := "; ".join(map(str, getattr(self._ledger, "absent", ()))):
+            yield NOTES.note("lost_sites", sites=lost)
         yield from getattr(self._record, "notes", ())
 
     # -- files -----------------------------------------------------------------------------------
@@ -1159,10 +1166,6 @@ class CoefficientResults(EffectStatements, Results[Any]):
             yield NOTES.note("undetermined_errors", names=undetermined)
         if est.llf is None:
             yield NOTES.note("no_likelihood", reason=self._reason("llf"))
-        # A ledger of another engine may have none: what it lacks is no alarm.
-        receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
-        if receipt is not None and receipt.alarm:
-            yield NOTES.note("receipt", alarm=receipt.alarm)
         yield from super()._summary_notes()
 
     # -- behind the scenes -----------------------------------------------------------------------

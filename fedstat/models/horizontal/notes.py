@@ -52,7 +52,6 @@ NOTES = Catalogue(
         "aliased_columns": "Left out, as R does (NA): {columns}. No rows distinguish them from other "
         "columns, as where a combination of levels has no rows; predictions for such rows leave the "
         "interaction out.",
-        "lost_sites": "{sites}. Parts of sums before that follow by subtraction.",
         "heterogeneity": "The sites differ: {test} {joint}, p {p}. Each coefficient is an average over "
         "sites: .heterogeneity.",
         "not_proportional": "{meaning}",

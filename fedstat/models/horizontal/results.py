@@ -33,7 +33,7 @@ from fedstat.models.horizontal.overlap import overlap_notes
 from fedstat.models.horizontal.prediction import GLMPrediction, PredictedRows, held_rows, predict_rows
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.horizontal.subgroups import Subgroups, subgroups
-from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.results import CoefficientResults, EstimateRecord, Results
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -148,7 +148,56 @@ def rows_estimate(
     )
 
 
-class DesignResults(CoefficientResults):
+class OverRows(Results[Any]):
+    """What all results over rows say: how these were coded, which rows were left out.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> model = fs.TreatmentEffect.from_formula("died ~ 1", partition, treatment="arm ~ age")
+    >>> model.balance().absent
+    ()
+    """
+
+    def __init__(self, record: Any, ledger: LedgerLike | None = None, model: Any = None) -> None:
+        super().__init__(record, ledger, model)
+        self.model_name, self.method_name = record.basis.model_name, record.basis.method_name
+
+    @property
+    def basis(self) -> RowsBasis:
+        """What is kept of the model, with which new rows are coded."""
+        found: RowsBasis = self._record.basis
+        return found
+
+    @property
+    def absent(self) -> tuple[AbsentSite, ...]:
+        """Sites that were lost, in which round; the fit is that of all others."""
+        return self._ledger.absent if isinstance(self._ledger, Ledger) else ()
+
+    def _left_out_note(self, more: str = "") -> Iterator[Note]:
+        yield from self.basis.repeated_note
+        if not (dropped := self.basis.left_out):
+            return
+        if subset := self.basis.agreement.question.subset_text:
+            rows = sum(row.n_rows for row in self.basis.agreement.sites)
+            yield NOTES.note("subset", used=rows - dropped, rows=rows, subset=subset, more=more)
+            return
+        if sites := ", ".join(map(repr, self.basis.agreement.leaving_out)):
+            yield NOTES.note("left_out/complete", rows=dropped, more=more, sites=sites)
+        else:
+            yield NOTES.note("left_out", rows=dropped, more=more)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        if dropped := self.basis.agreement.spec.dropped:
+            yield NOTES.note("aliased_columns", columns=dropped)
+        if splines := self.basis.agreement.question.describe_placed():
+            counted = any(entry.step == "count_intervals" for _, entry in getattr(self._ledger, "events", ()))
+            yield NOTES.note("knots" if counted else "knots/published", splines=splines)
+
+
+class DesignResults(OverRows, CoefficientResults):
     """What follows from the design and the coefficients of a fit over rows, whatever the likelihood.
 
     Attributes
@@ -169,19 +218,9 @@ class DesignResults(CoefficientResults):
     _record: Any
     _model: HorizontalModel | None
 
-    def __init__(self, record: Any, ledger: LedgerLike | None = None, model: Any = None) -> None:
-        super().__init__(record, ledger, model)
-        self.model_name, self.method_name = record.basis.model_name, record.basis.method_name
-
     @property
     def _fit(self) -> Any:
         return self._record.fit
-
-    @property
-    def basis(self) -> RowsBasis:
-        """What is kept of the model, with which new rows are coded."""
-        found: RowsBasis = self._record.basis
-        return found
 
     def _spans(self, restricted: CoefficientResults) -> bool:
         """Whether the columns of another fit are combinations of these, as a line is one of a spline."""
@@ -192,11 +231,6 @@ class DesignResults(CoefficientResults):
 
     def _deviations(self) -> pd.Series:
         return pd.Series(self._fit.design.spread, index=list(self.estimate.names))
-
-    @property
-    def absent(self) -> tuple[AbsentSite, ...]:
-        """Sites that were lost, in which round; the fit is that of all others."""
-        return self._ledger.absent if isinstance(self._ledger, Ledger) else ()
 
     def _after_fit(
         self,
@@ -300,19 +334,6 @@ class DesignResults(CoefficientResults):
             [("Sums", f"masked over {K} sites" if masked else "unmasked")] if self._ledger is not None else []
         )
 
-    def _left_out_note(self, more: str = "") -> Iterator[Note]:
-        yield from self.basis.repeated_note
-        if not (dropped := self.basis.left_out):
-            return
-        if subset := self.basis.agreement.question.subset_text:
-            rows = sum(row.n_rows for row in self.basis.agreement.sites)
-            yield NOTES.note("subset", used=rows - dropped, rows=rows, subset=subset, more=more)
-            return
-        if sites := ", ".join(map(repr, self.basis.agreement.leaving_out)):
-            yield NOTES.note("left_out/complete", rows=dropped, more=more, sites=sites)
-        else:
-            yield NOTES.note("left_out", rows=dropped, more=more)
-
     def _weights_notes(self) -> Iterator[Note]:
         """Warn of weights that few rows carry, and say what standard errors account for."""
         question, spread = self.basis.agreement.question, self.basis.spread
@@ -337,16 +358,6 @@ class DesignResults(CoefficientResults):
         left = getattr(self._ledger, "events", ())
         apart = any((e.step, e.array, e.masked) == ("transform_sums", "sums", False) for _, e in left)
         return ["the sums that transforms such as center() need"] if apart else []
-
-    def _summary_notes(self) -> Iterator[Note]:
-        yield from super()._summary_notes()
-        if dropped := self.basis.agreement.spec.dropped:
-            yield NOTES.note("aliased_columns", columns=dropped)
-        if splines := self.basis.agreement.question.describe_placed():
-            counted = any(entry.step == "count_intervals" for _, entry in getattr(self._ledger, "events", ()))
-            yield NOTES.note("knots" if counted else "knots/published", splines=splines)
-        if lost := "; ".join(map(str, self.absent)):
-            yield NOTES.note("lost_sites", sites=lost)
 
     @takes_alpha
     def effect(

@@ -16,8 +16,8 @@ from fedstat.inference.summary import WIDTH, header_sheet
 from fedstat.inference.tables import Sheet, yes_or_no
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes
+from fedstat.models.horizontal.results import OverRows, RowsBasis
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
-from fedstat.models.results import Results
 from fedstat.models.treatment.protocol import TreatmentBalance
 from fedstat.plotting import (
     COLORS,
@@ -62,12 +62,10 @@ class BalanceRecord:
     """What a file of results holds."""
 
     fit: TreatmentBalance
-    model_name: str
-    n_sites: int
-    notes: tuple[Note, ...] = ()
+    basis: RowsBasis
 
 
-class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1", record=BalanceRecord):
+class BalanceResults(OverRows, saved_as="fedstat balance results 2", record=BalanceRecord):
     """Balance of the columns of a propensity model; made by :meth:`fedstat.TreatmentEffect.balance`.
 
     Examples
@@ -83,20 +81,16 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
     2  C(stage)[T.III]          -0.045           1.000
     >>> balance.arms.columns.tolist(), balance.overlap.shape, type(balance.propensity).__name__
     (['rows', 'weighted', 'effective'], (20, 2), 'FittedPropensity')
+    >>> balance.basis.site_column, balance.absent  # no site was lost
+    ('hospital', ())
     >>> balance.plot_balance().get_xlabel(), balance.plot_overlap().get_xlabel()
     ('absolute standardized difference', 'probability of surgery')
     """
 
-    def __init__(self, record: BalanceRecord, ledger: Any = None, model: Any = None) -> None:
-        super().__init__(record, ledger, model)
-        self.model_name = record.model_name
-
     @classmethod
     def _of(cls, model: HorizontalModel, fit: TreatmentBalance, ledger: Ledger) -> Self:
         """Make results of a comparison."""
-        return cls(
-            BalanceRecord(fit=fit, model_name=model.model_name, n_sites=len(model.sites)), ledger, model
-        )
+        return cls(BalanceRecord(fit=fit, basis=RowsBasis.of(model)), ledger, model)
 
     @property
     def _fit(self) -> TreatmentBalance:
@@ -242,19 +236,19 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
         frame = self._largest()
         return {
             "nobs": int(self.arms["rows"].sum()),
-            "n_sites": self._record.n_sites,
+            "n_sites": len(self.basis.agreement.sites),
             "smd_unweighted": float(frame["smd_unweighted"].max()),
             "smd": float(frame["smd"].max()),
         }
 
     def _sheets(self) -> Iterator[Sheet]:
-        fit, arms = self._fit, self.arms
+        fit, arms, n_sites = self._fit, self.arms, len(self.basis.agreement.sites)
         lines = [
             ("Treatment", fit.request.arm),
             ("Estimand", fit.request.estimand),
             ("No. Observations", f"{int(arms['rows'].sum()):,}"),
-            ("Sites", str(self._record.n_sites)),
-            ("Sums", f"masked over {self._record.n_sites} sites" if fit.masked else "unmasked"),
+            ("Sites", str(n_sites)),
+            ("Sums", f"masked over {n_sites} sites" if fit.masked else "unmasked"),
             ("Converged", yes_or_no(fit.converged)),
         ]
         yield header_sheet("Balance of a treatment", lines)
@@ -289,6 +283,7 @@ class BalanceResults(Results[BalanceRecord], saved_as="fedstat balance results 1
         yield NOTES.note("weights")
         if fit.counts.size:
             yield NOTES.note("overlap")
+        yield from self._left_out_note()
         yield from super()._summary_notes()
 
     def __repr__(self) -> str:
