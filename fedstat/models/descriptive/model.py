@@ -45,9 +45,10 @@ from fedstat.models.copula.private_release import USUAL_DELTA
 from fedstat.models.descriptive.noisy_model import NoiseSetting, NoisyTable
 from fedstat.models.descriptive.noisy_steps import CodedColumn, TablePart
 from fedstat.models.descriptive.protocol import (
-    MOST_TRIES,
+    MERGED,
     SurvivalTable,
     find_last_time,
+    interval_search,
     request_of,
     survival_table,
     with_ends_apart,
@@ -79,16 +80,12 @@ class CurvePlan(DryRunPlan):
         points = MOST_POINTS if grid.points is None else len(grid.points)
         found = IterationLoop(("count_intervals",), MOST_ROUNDS)
         searched = any("count_intervals" in steps for steps in dry_run.rounds)
-        flags = IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2)
-        return [flags, *([found] if searched else [])]
+        return [interval_search(points), *([found] if searched else [])]
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
         yield from super().notes(expected)
-        yield (
-            "Intervals with few rows are merged, and it is not known in advance which. The sites reveal of "
-            "each interval that is examined whether it has few rows of a group and outcome."
-        )
+        yield MERGED.format("a group")
 
 
 class CurveModel(HorizontalModel):

@@ -15,6 +15,7 @@ from fedstat.federation.design.horizontal_design import RowsDesign, open_request
 from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.design.site_rows import quantile_places
 from fedstat.federation.design.spline_knots import agree_knots
+from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
 from fedstat.models.descriptive.steps import ENOUGH, CellsRequest
@@ -165,6 +166,16 @@ MOST_TRIES = 5
 """Ends that are examined in one interval before it stays whole."""
 LATER_TRIES = 2
 """The same for times of which earlier counts were released."""
+MERGED = (
+    "Intervals with few rows are merged, and it is not known in advance which. The sites reveal of each "
+    "interval that is examined whether it has few rows of {} and outcome."
+)
+"""What a plan says of the search for intervals; the blank is the name of the groups."""
+
+
+def interval_search(points: int) -> IterationLoop:
+    """Name the search for intervals of a grid, for a plan."""
+    return IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2)
 
 
 ROUND_PLACES = np.array([12, 6, 4, 3, 2, 1])

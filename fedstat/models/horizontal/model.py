@@ -144,6 +144,14 @@ class OwnFitsPlan(DryRunPlan):
         yield RULES_ON_ROWS
 
 
+def pooled_columns(partition: ClientPartition) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns of all sites, and others that a formula may name, which ``.`` leaves out."""
+    held = dict.fromkeys(name for names in partition.columns.values() for name in names)
+    # Columns of some sites parse as well, so that the error can name the sites that lack them.
+    partly = [name for name in held if name not in partition.pooled_columns]
+    return list(partition.pooled_columns), (partition.site_column, *partly)
+
+
 COLUMN_KEYS = ("groups", "clusters", "strata")
 """Keys of `cov_kwds` whose values are columns of the sites."""
 
@@ -346,12 +354,8 @@ class HorizontalModel(Explainable):
         <Federated GLM results: num, 5 coefficients, 920 rows at 4 sites; see .summary()>
         """
         check_layout(cls.__name__, partition, "horizontal")
-        held = dict.fromkeys(name for names in partition.columns.values() for name in names)
-        # Columns of some sites parse as well, so that the error can name the sites that lack them.
-        partly = [name for name in held if name not in partition.pooled_columns]
-        extra = (partition.site_column, *partly)
         allowed = {"random": cls._random, "absorbs": cls._absorbs}
-        parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, **allowed)
+        parsed = parse_pooled_formula(formula, *pooled_columns(partition), **allowed)
         model = cls(parsed, partition, **settings)
         model._given = settings
         return model

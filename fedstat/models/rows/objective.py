@@ -368,22 +368,33 @@ class Objective(FitRows):
 
         They are zero for parameters of columns that are constant here, and if there is no fit.
         """
-        known, start = self.known, self.first
-        inside = np.ix_(known, known)
+        known = self.known
         beta, information = np.zeros(len(known)), np.zeros((len(known), len(known)))
-
-        def at(values: Floats) -> tuple[float, Floats, Floats]:
-            whole = np.zeros(len(known))
-            whole[known] = values
-            now = self.sums(whole)
-            return now.loglik, now.score[known], now.information[inside]
-
         problem = self.lacks()
         if not problem:
-            own, part, problem = maximize_own(at, start[known], self.unbounded)
+            own, part, problem = self.maximized(np.where(known, self.first, 0.0), known)
         if not problem:
-            beta[known], information[inside] = own, part
+            beta, information[np.ix_(known, known)] = own, part
         return {"beta": beta, "information": information, **self.own_columns}, problem
+
+    def maximized(self, start: Floats, free: Bools) -> tuple[Floats, Floats, str]:
+        """Maximize the likelihood of the site's rows in the `free` parameters, from a start (q,).
+
+        Returns all parameters, the information of those that are free, and a problem or ''.
+        """
+        inside = np.ix_(free, free)
+
+        def whole(values: Floats) -> Floats:
+            found = start.copy()
+            found[free] = values
+            return found
+
+        def at(values: Floats) -> tuple[float, Floats, Floats]:
+            now = self.sums(whole(values))
+            return now.loglik, now.score[free], now.information[inside]
+
+        found, information, problem = maximize_own(at, start[free], self.unbounded)
+        return whole(found), information, problem
 
     @property
     def own_shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -16,17 +16,21 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
-from fedstat.models.rows.newton import falls
+from fedstat.models.rows.newton import maximize_own
 from fedstat.typing import Bools, Floats, Ints
 
 NO_MAXIMUM = (
     "the weighted partial likelihood has no maximum: an arm has no events, or all of them, while rows of "
     "both arms are at risk. Its hazard ratio would be zero or infinite"
 )
-MOST_STEPS = 50
-TOLERANCE = 1e-10
 ROUNDING = 1e-12
 """Share of the rows at risk below which a difference of their weights is zero."""
+
+
+def ratio(a: Floats, b: Floats) -> Floats:
+    """Return a / b, zero where b is not positive."""
+    a, b = np.broadcast_arrays(a, b)
+    return np.divide(a, b, out=np.zeros(a.shape), where=b > 0.0)
 
 
 def ends_of(edges: Floats) -> Floats:
@@ -128,8 +132,7 @@ class WeightedCells:
         events = self.by_interval(self.weights)[:, :-1, 1:]
         total = events.sum(axis=2)
         share = self._shares()[0]
-        by_event = np.divide(1.0 - share, total, out=np.zeros_like(total), where=total > 0.0)
-        return np.asarray((events * by_event[..., None]).transpose(0, 2, 1))
+        return np.asarray((events * ratio(1.0 - share, total)[..., None]).transpose(0, 2, 1))
 
     @property
     def survival(self) -> Floats:
@@ -160,16 +163,13 @@ class WeightedCells:
         out = np.zeros((A, C, J, width, outcomes))
         for a in range(A):
             # Derivative of the incidence c by end m by the hazard of event k in interval l.
-            later = F[a, :, :, None] - F[a, :, None, :]
-            later = np.divide(later, share[a], out=np.zeros_like(later), where=share[a] > 0.0)
+            later = ratio(F[a, :, :, None] - F[a, :, None, :], share[a])
             slopes = np.repeat(-later[:, None], C, axis=1)
             slopes[np.arange(C), np.arange(C)] += before[a]
             slopes *= np.tri(J)
             # The hazard of event k is its part of all events, times what does not survive.
             total = events[a].sum(axis=1)
-            part = np.divide(
-                events[a], total[:, None], out=np.zeros_like(events[a]), where=total[:, None] > 0.0
-            ).T
+            part = ratio(events[a], total[:, None]).T
             by_share = -(slopes * part[:, None]).sum(axis=1)
             at_risk = np.cumsum(by_share * by_risk[a], axis=2)
             out[a] += np.append(at_risk, at_risk[..., -1:], axis=2)[:, :, place, None]
@@ -181,29 +181,17 @@ class WeightedCells:
             )
             out[a][:, :, inside] += by_share[:, :, place[inside], None] * own
             # An event is one of its kind, and of all.
-            lost = np.divide(1.0 - share[a], total, out=np.zeros(J), where=total > 0.0)
-            kinds = (slopes + by_share[:, None]) * lost
+            kinds = (slopes + by_share[:, None]) * ratio(1.0 - share[a], total)
             out[a][:, :, inside, 1:] += kinds.transpose(0, 2, 3, 1)[:, :, place[inside]]
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CellHazardRatios:
-    """Weighted Cox model of the arms with one baseline hazard for all sites, at the edges of intervals.
-
-    `params` (A - 1,) are logarithms of hazard ratios of the arms after the first; `influences`
-    (A - 1, A, L, O) those of the cells.
-    """
-
-    params: Floats
-    information: Floats
-    influences: Floats
-
-
-def hazard_ratios(cells: WeightedCells, ties: str) -> CellHazardRatios:
+def hazard_ratios(cells: WeightedCells, ties: str) -> tuple[Floats, Floats]:
     """Maximize the weighted partial likelihood of times at the ends of intervals, events of any kind.
 
-    Rows are taken by cells, since all rows of a cell have the same covariates and the same risk sets.
+    All sites have one baseline hazard. Rows are taken by cells, since all rows of a cell have the same
+    covariates and the same risk sets. Returns the logarithms of the hazard ratios of the arms after the first
+    (A - 1,), and the influences of the cells on them, (A - 1, A, L, O).
 
     Raises
     ------
@@ -219,26 +207,21 @@ def hazard_ratios(cells: WeightedCells, ties: str) -> CellHazardRatios:
     table = RiskTable.of(np.zeros(len(stop)), stop, event[used], weight[used], grid=(1, L - 1), counts=True)
     # Tied events are the rows, each with their mean weight.
     deaths = cells.counts[:, :-1, 1:].sum(axis=(0, 2))
-    total = table.deaths * table.mean_weight
-    mean = np.divide(total, deaths, out=np.zeros_like(total), where=deaths > 0.0)
-    table = replace(table, deaths=deaths, mean_weight=mean)
-    beta, now = np.zeros(A - 1), PartialLikelihood.at(table, X, np.zeros(len(X)), ties)
-    for _ in range(MOST_STEPS):
-        information = now.information()
-        try:
-            step = np.linalg.solve(information, now.score())
-        except np.linalg.LinAlgError:
-            break
-        for halving in range(MOST_STEPS):
-            trial = PartialLikelihood.at(table, X, X @ (beta + step * 0.5**halving), ties)
-            if not falls(trial.loglik, now.loglik):
-                break
-        beta, now = beta + step * 0.5**halving, trial
-        if np.abs(step).max() < TOLERANCE:
-            influences = np.zeros((A - 1, len(used)))
-            influences[:, used] = np.linalg.solve(information, (now.row_scores() / weight[used, None]).T)
-            return CellHazardRatios(beta, information, influences.reshape(A - 1, *cells.weights.shape))
-    raise EstimationError(NO_MAXIMUM)
+    table = replace(table, deaths=deaths, mean_weight=ratio(table.deaths * table.mean_weight, deaths))
+
+    def at(beta: Floats) -> PartialLikelihood:
+        return PartialLikelihood.at(table, X, X @ beta, ties)
+
+    def sums(beta: Floats) -> tuple[float, Floats, Floats]:
+        now = at(beta)
+        return now.loglik, now.score(), now.information()
+
+    beta, _, problem = maximize_own(sums, np.zeros(A - 1), NO_MAXIMUM)
+    if problem:
+        raise EstimationError(NO_MAXIMUM)
+    now, influences = at(beta), np.zeros((A - 1, len(used)))
+    influences[:, used] = np.linalg.solve(now.information(), (now.row_scores() / weight[used, None]).T)
+    return beta, influences.reshape(A - 1, *cells.weights.shape)
 
 
 def remaining_times(ends: Floats, requested: Floats, until: float) -> Floats:
@@ -275,5 +258,5 @@ def cell_influences(cells: WeightedCells, functionals: Floats, ties: str | None)
     found = out.reshape(A, L, outcomes, -1)
     if ties is None:
         return found
-    ratios = hazard_ratios(cells, ties).influences
-    return np.concatenate([found, ratios.transpose(1, 2, 3, 0)], axis=3)
+    _, of_ratios = hazard_ratios(cells, ties)
+    return np.concatenate([found, of_ratios.transpose(1, 2, 3, 0)], axis=3)

@@ -22,7 +22,7 @@ from fedstat.models.checks import (
     checks_arguments,
     takes_parsed,
 )
-from fedstat.models.descriptive.protocol import MOST_TRIES
+from fedstat.models.descriptive.protocol import MERGED, interval_search
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points, listed_times
@@ -47,13 +47,9 @@ class SurvivalEffectPlan(TreatmentPlan):
         """Name the evaluations of both models, and the search for intervals."""
         most = int(self.given["maxiter"])
         loops = [IterationLoop(("sum_scores",), most), IterationLoop(("sum_hazards",), most)]
-        if self.given["grid"] is None:
-            return loops
-        points = len(grid_points(self.given["grid"], self.given["until"]))
-        return [
-            *loops,
-            IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2),
-        ]
+        if self.given["grid"] is not None:
+            loops.append(interval_search(len(grid_points(self.given["grid"], self.given["until"]))))
+        return loops
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what the cells disclose."""
@@ -68,10 +64,7 @@ class SurvivalEffectPlan(TreatmentPlan):
         """State what is unknown."""
         yield from super().notes(expected)
         if self.given["grid"] is not None:
-            yield (
-                "Intervals with few rows are merged, and it is not known in advance which. The sites reveal "
-                "of each interval that is examined whether it has few rows of an arm and outcome."
-            )
+            yield MERGED.format("an arm")
 
 
 class SurvivalEffect(TreatmentEffect):

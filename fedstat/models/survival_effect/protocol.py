@@ -28,7 +28,7 @@ from fedstat.models.survival_effect.estimates import (
 )
 from fedstat.models.survival_effect.steps import WEIGHING, SurvivalEffectRequest
 from fedstat.models.treatment.protocol import FEW_ROWS, StagedSolution, TreatmentNewton
-from fedstat.models.treatment.steps import parameter_names
+from fedstat.models.treatment.steps import TreatmentRequest
 from fedstat.typing import Array, Floats, Ints
 
 
@@ -49,18 +49,16 @@ class Grid:
 class SurvivalEffectFit:
     """Estimates of curves and hazard ratios, and their covariance.
 
-    `estimates` (K,) are functionals of the incidence of each event in each arm, by arm, event and functional
+    `estimates` (E,) are functionals of the incidence of each event in each arm, by arm, event and functional
     (values at `places` of the ends, then the area up to `until`), and after them the logarithms of the hazard
-    ratios of the arms. `cov` (K, K) accounts for the estimated weights, `known` (K, K) takes them as known.
+    ratios of the arms. `cov` (E, E) accounts for the estimated weights, `known` (E, E) takes them as known.
     `spread` (A, 3) has the sums of weights, of their squares and fourth powers by arm. `theta` and
     `theta_cov` are the coefficients of the models of the weights.
     """
 
+    treatment: TreatmentRequest
     request: SurvivalEffectRequest
-    arm: str
-    estimand: str
     levels: Annotated[tuple[LevelValue, ...], "A"]
-    causes: tuple[str, ...]
     arms: Annotated[Floats, "A a"]
     spread: Annotated[Floats, "A s"]
     cells: WeightedCells | None
@@ -69,15 +67,14 @@ class SurvivalEffectFit:
     over_sites: bool
     places: tuple[int, ...]
     until: float
-    estimates: Annotated[Floats, "K"]
-    cov: Annotated[Floats, "K K"]
-    known: Annotated[Floats, "K K"]
+    estimates: Annotated[Floats, "E"]
+    cov: Annotated[Floats, "E E"]
+    known: Annotated[Floats, "E E"]
     names: Annotated[tuple[str, ...], "Q"]
     theta: Annotated[Floats, "Q"]
     theta_cov: Annotated[Floats, "Q Q"]
     converged: bool
     masked: bool
-    target: str = ""
     clustering: Clustering | None = None
     shared: tuple[SharedLabels, ...] = ()
 
@@ -97,8 +94,9 @@ class SurvivalNewton(TreatmentNewton):
     def estimate(self, times: SurvivalEffectRequest, grid: Grid | None) -> FitProtocol[SurvivalEffectFit]:
         """Choose intervals, fit the propensity model, and request sums of weights and of influences."""
         session = self.session
-        counts = ends = edges = None
-        least, over_sites = 1, False
+        requested = ends = edges = np.zeros(0) if grid is None else grid.ends
+        counts = weights = np.zeros((0, 0, 0))
+        places, least, over_sites = np.zeros(0, dtype=np.int64), 1, False
         # 1. Intervals in which no cell has few rows, and their counts: as for curves without weights.
         if grid is not None:
             table = replace(session, family=DESCRIPTIVE)
@@ -108,30 +106,30 @@ class SurvivalNewton(TreatmentNewton):
             edges = with_ends_apart(ends, intervals.apart)
             taken = {"edges": edges, "earlier": intervals.earlier, "requested": grid.ends}
             counts = np.asarray(add((yield table.request_all("count_times", taken)), "cells"))
+            places = grid.places(ends)
         # 2. The models of the weights.
         solution, _ = yield from self.begin(local=False)
+        chain = solution.chain
         information = np.zeros_like(solution.back)
         for stage in WEIGHING:
-            if stage in solution.equations.stages:
+            if stage in chain.equations.stages:
                 information += (yield from self.solve(solution, stage)).information
-        Q = solution.chain.places[solution.equations.weighing.stop - 1].stop
+        Q = chain.places[chain.equations.weighing.stop - 1].stop
         information, back = information[:Q, :Q], solution.back[:Q, :Q]
         point = standardized_point(solution.design, solution.theta)
         # 3. Sums of weights by cell, and hazard ratios.
         cells = None
-        if edges is not None and counts is not None:
-            replies = yield session.request_all("sum_cells", point)
-            cells = WeightedCells(edges, np.asarray(add(replies, "weights")), counts)
+        if grid is not None:
+            weights = np.asarray(add((yield session.request_all("sum_cells", point)), "weights"))
+            cells = WeightedCells(edges, weights, counts)
         ratios, bread = yield from self.log_ratios(times, point, cells, solution)
         # 4. Derivatives and products of the influences of all rows.
-        places = np.zeros(0, dtype=np.int64) if grid is None or ends is None else grid.places(ends)
-        until = 0.0 if ends is None else float(ends[-1])
-        remaining = np.zeros(0) if grid is None or ends is None else remaining_times(ends, grid.ends, until)
-        none = np.zeros((0, 0, 0))
+        until = float(ends[-1]) if len(ends) else 0.0
+        remaining = remaining_times(ends, requested, until)
         arrays = point | {
             "log_ratios": ratios,
-            "weights": none if cells is None else cells.weights,
-            "counts": none if cells is None else cells.counts,
+            "weights": weights,
+            "counts": counts,
             "places": places,
             "remaining": remaining,
         }
@@ -144,22 +142,17 @@ class SurvivalNewton(TreatmentNewton):
         if cells is not None:
             functionals = curve_functionals(places, remaining)
             values = np.append((cells.incidence @ functionals.T).ravel(), ratios)
-        survival = session.agreement.question.survival
         inverse, scores = np.linalg.inv(information), add(replies, "products")[-Q:, -Q:]
-        names = parameter_names(solution.chain, solution.equations, solution.levels, solution.design.names)
         return SurvivalEffectFit(
+            treatment=self.request,
             request=times,
-            arm=self.request.arm,
-            estimand=self.request.estimand,
-            target=self.request.target,
             clustering=clustering,
             shared=solution.shared,
-            levels=solution.levels,
-            causes=survival.causes if survival is not None else (),
+            levels=chain.levels,
             arms=solution.arms,
             spread=np.asarray(add(replies, "spread")),
             cells=cells,
-            requested=np.zeros(0) if grid is None else grid.ends,
+            requested=requested,
             least=least,
             over_sites=over_sites,
             places=tuple(places.tolist()),
@@ -167,7 +160,7 @@ class SurvivalNewton(TreatmentNewton):
             estimates=values,
             cov=cov,
             known=known,
-            names=tuple(names[:Q]),
+            names=tuple(chain.names(solution.design.names)[:Q]),
             theta=back @ solution.theta[:Q],
             theta_cov=back @ inverse @ scores @ inverse @ back.T,
             converged=solution.converged,
@@ -184,21 +177,21 @@ class SurvivalNewton(TreatmentNewton):
         """Return logarithms of hazard ratios, and the inverse information by which scores are influences."""
         if not times.own:
             assert cells is not None
-            return hazard_ratios(cells, times.ties).params, np.zeros((0, 0))
-        arms = len(solution.levels)
+            return hazard_ratios(cells, times.ties)[0], np.zeros((0, 0))
+        start = np.zeros(len(solution.chain.levels) - 1)
         newton = HazardNewton(self.session, times, self.maxiter, self.tol)
 
         def at(ratios: Floats) -> dict[str, Array]:
             return point | {"log_ratios": ratios}
 
-        total = yield from newton.evaluate(at(np.zeros(arms - 1)))
+        total = yield from newton.evaluate(at(start))
         if total is None:
             raise EstimationError(FEW_ROWS)
         if not (np.diag(total.information) > 0.0).all():
             raise EstimationError(NO_MAXIMUM)
         found, total, _, converged = yield from newton.ascend(
             at,
-            np.zeros(arms - 1),
+            start,
             total,
             n=float(np.trace(total.information)),
             at_infinity=lambda *_: EstimationError(NO_MAXIMUM),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -15,26 +15,26 @@ from fedstat.errors import NotAvailableError, Remedy
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import takes_alpha
 from fedstat.inference.notes import Catalogue, Note
-from fedstat.inference.summary import WIDTH, header_sheet
+from fedstat.inference.summary import WIDTH, Lines, blank_repeats, header_sheet, lines_of
 from fedstat.inference.survival_curves import share_interval
 from fedstat.inference.tables import Sheet, human_range, number, yes_or_no
 from fedstat.models.checks import check_choice
 from fedstat.models.descriptive.plots import plot_survival
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.notes import MASKED, SUBSET, TWICE_TOO_SMALL
-from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
-from fedstat.models.results import Results
+from fedstat.models.horizontal.notes import MASKED
+from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, weight_frame
+from fedstat.models.horizontal.results import OverRows, RowsBasis, weight_line
 from fedstat.models.survival_effect.estimates import WeightedCells
 from fedstat.models.survival_effect.protocol import SurvivalEffectFit
 from fedstat.models.treatment.results import NOTES as TREATMENT_NOTES
-from fedstat.models.treatment.results import e_value, limit_near_one, population_of
+from fedstat.models.treatment.results import e_value, limit_near_one, notes_of_arms, population_of
 from fedstat.plotting import COLORS
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat survival_effect results 1"
+FORMAT = "fedstat survival_effect results 2"
 COMMON = "common"
 NOTES = Catalogue(
     critical={
@@ -53,8 +53,6 @@ NOTES = Catalogue(
         "competing": "The hazard ratio is that of any of the events {causes}.",
         "merged_intervals": "The curves are known at {times} times; {requested} were requested. Intervals "
         "were merged until {where} each arm has no row or at least {least} rows with each outcome in each.",
-        "left_out": "Rows left out because they lack a column: {rows:,}.",
-        "subset": SUBSET,
     },
     protocol={
         "masking": f"Sums were masked over {{sites}} sites: {MASKED.format('')}",
@@ -67,31 +65,8 @@ NOTES = Catalogue(
 class SurvivalEffectRecord:
     """What a file of results holds."""
 
-    response: str
     fit: SurvivalEffectFit
-    sites: tuple[str, ...]
-    rows: tuple[int, ...]
-    left_out: int
-    subset: str = ""
-    weights: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantity:
-    """One estimate: a value of an arm, or of the difference of two; `slopes` (K,) are its derivatives."""
-
-    quantity: str
-    arm: str
-    cause: str
-    time: float
-    value: float
-    slopes: Floats
-
-    def less(self, other: Quantity) -> Quantity:
-        """Return the difference from the same value of another arm."""
-        arm = f"{self.arm} - {other.arm}"
-        value, slopes = self.value - other.value, self.slopes - other.slopes
-        return Quantity(self.quantity, arm, self.cause, self.time, value, slopes)
+    basis: RowsBasis
 
 
 SURVIVAL, INCIDENCE, MEAN, LOST, LOG_RATIO = (
@@ -104,7 +79,7 @@ SURVIVAL, INCIDENCE, MEAN, LOST, LOG_RATIO = (
 SHARES = (SURVIVAL, INCIDENCE)
 
 
-class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, record=SurvivalEffectRecord):
+class SurvivalEffectResults(OverRows, saved_as=FORMAT, record=SurvivalEffectRecord):
     """Results of :meth:`fedstat.SurvivalEffect.fit`.
 
     Attributes
@@ -123,6 +98,8 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     <Effect of a treatment on times results: arm, 800 rows at 4 sites; see .summary()>
     >>> fit.nobs, fit.events, fit.levels, fit.causes, fit.times[-1] <= 48, fit.converged
     (800, 413, ('drugs', 'surgery'), (), np.True_, True)
+    >>> fit.population, fit.basis.site_column, fit.absent  # no site was lost
+    ('all rows', 'hospital', ())
     >>> fit.weights["effective_rows"].round().to_dict()
     {'drugs': 430.0, 'surgery': 366.0}
     >>> fit.propensity.round(2)["estimate"].tolist()
@@ -133,22 +110,10 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     ['arm', 'time', 'n_risk', 'n_event', 'weight_risk', 'weight_event', 'survival']
     """
 
-    model_name = "Effect of a treatment on times"
-
     @classmethod
     def _of(cls, model: HorizontalModel, fit: SurvivalEffectFit, ledger: Ledger) -> Self:
         """Make results of a fit."""
-        agreement = model.agreement
-        record = SurvivalEffectRecord(
-            response=model.formula.response,
-            fit=fit,
-            sites=tuple(row.site for row in agreement.sites),
-            rows=tuple(row.n for row in agreement.sites),
-            left_out=sum(row.n_rows - row.n for row in agreement.sites),
-            subset=agreement.question.subset_text,
-            weights=agreement.question.weights.get("var_weights", ""),
-        )
-        return cls(record, ledger, model)
+        return cls(SurvivalEffectRecord(fit=fit, basis=RowsBasis.of(model)), ledger, model)
 
     # -- figures -------------------------------------------------------------------------------------
 
@@ -159,7 +124,12 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     @property
     def nobs(self) -> int:
         """Rows."""
-        return sum(self._record.rows)
+        return sum(self._rows)
+
+    @property
+    def _rows(self) -> list[int]:
+        """Rows of each site."""
+        return [site.n for site in self.basis.agreement.sites]
 
     @property
     def levels(self) -> tuple[Any, ...]:
@@ -169,7 +139,8 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     @property
     def causes(self) -> tuple[str, ...]:
         """Competing events, if there are any."""
-        return self._fit.causes
+        survival = self.basis.agreement.question.survival
+        return () if survival is None else survival.causes
 
     @property
     def events(self) -> int:
@@ -180,6 +151,11 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         if self._fit.cells is None:
             return round(float(self._fit.arms[:, 1].sum()))
         return round(float(self._fit.cells.counts[:, :, 1:].sum()))
+
+    @property
+    def population(self) -> str:
+        """Rows that the effect is over."""
+        return population_of(self._fit.treatment.estimand, self._fit.treatment.target, self.levels)
 
     @property
     def converged(self) -> bool:
@@ -202,7 +178,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     def weights(self) -> pd.DataFrame:
         """Rows of each arm, sum of their weights, and effective number of rows, ``(sum w)^2 / sum w^2``."""
         fit = self._fit
-        return weight_frame(fit.arm, fit.levels, fit.arms[:, 0], fit.spread)
+        return weight_frame(fit.treatment.arm, fit.levels, fit.arms[:, 0], fit.spread)
 
     def _cells(self, call: str) -> WeightedCells:
         cells: WeightedCells | None = self._fit.cells
@@ -214,49 +190,42 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         return cells
 
     @cached_property
-    def _quantities(self) -> list[Quantity]:
-        fit = self._fit
-        A, K = len(fit.levels), len(fit.estimates)
-        found: list[Quantity] = []
-        if fit.cells is not None:
-            M, C = len(fit.places), max(len(fit.causes), 1)
-            at = np.arange(A * C * (M + 1)).reshape(A, C, M + 1)
-            times = [*fit.cells.ends[list(fit.places)].tolist(), fit.until]
-            for m, time in enumerate(times):
-                whole, part = (SURVIVAL, INCIDENCE) if m < M else (MEAN, LOST)
-                arms = [
-                    self._of_place(level, at[a, :, m], time, whole, part)
-                    for a, level in enumerate(fit.levels)
-                ]
-                for same in zip(*arms, strict=True):
-                    found += [*same, *(one.less(same[0]) for one in same[1:])]
-        for a, level in enumerate(fit.levels[1:]):
-            slopes = np.eye(K)[K - A + 1 + a]
-            value = float(slopes @ fit.estimates)
-            found.append(Quantity(LOG_RATIO, f"{level} - {fit.levels[0]}", "", np.nan, value, slopes))
-        return found
+    def _quantities(self) -> tuple[pd.DataFrame, Floats]:
+        """What the rows of :meth:`tidy` are, with estimates, and their derivatives (n, K)."""
+        fit, (first, *others) = self._fit, map(str, self.levels)
+        pairs, unit = [f"{arm} - {first}" for arm in others], np.eye(len(fit.estimates))
+        rows: list[tuple[Any, ...]] = []
+        slopes: list[Floats] = []
 
-    def _of_place(self, level: Any, at: Any, time: float, whole: str, part: str) -> list[Quantity]:
-        """Return survival and incidences, or their areas, of an arm at one time."""
-        fit = self._fit
-        slopes = np.eye(len(fit.estimates))[at]
-        most = 1.0 if whole == SURVIVAL else time
-        values = slopes @ fit.estimates
-        out = [Quantity(whole, str(level), "", time, most - float(values.sum()), -slopes.sum(axis=0))]
-        causes = zip(fit.causes, values.tolist(), slopes, strict=False)
-        return out + [
-            Quantity(part, str(level), str(cause), time, value, one) for cause, value, one in causes
-        ]
+        def add(quantity: str, time: float, arms: Floats, most: float = 0.0, cause: Any = "") -> None:
+            """Add values of arms, `most` and more by derivatives (A, K), and differences from the first."""
+            others_less_first, values = arms[1:] - arms[0], most + arms @ fit.estimates
+            of_arms = zip([first, *others], values.tolist(), strict=True)
+            of_pairs = zip(pairs, (others_less_first @ fit.estimates).tolist(), strict=True)
+            rows.extend((quantity, arm, str(cause), time, value, False) for arm, value in of_arms)
+            rows.extend((quantity, pair, str(cause), time, value, True) for pair, value in of_pairs)
+            slopes.extend([*arms, *others_less_first])
+
+        if fit.cells is not None:
+            A, M, C = len(fit.levels), len(fit.places), max(len(self.causes), 1)
+            by_arm = unit[: A * C * (M + 1)].reshape(A, C, M + 1, -1)
+            for m, time in enumerate([*fit.cells.ends[list(fit.places)].tolist(), fit.until]):
+                whole, part, most = (SURVIVAL, INCIDENCE, 1.0) if m < M else (MEAN, LOST, time)
+                add(whole, time, -by_arm[:, :, m].sum(axis=1), most)
+                for c, cause in enumerate(self.causes):
+                    add(part, time, by_arm[:, c, m], cause=cause)
+        log_ratios = unit[len(unit) - len(pairs) :]
+        slopes.extend(log_ratios)
+        for pair, value in zip(pairs, (log_ratios @ fit.estimates).tolist(), strict=True):
+            rows.append((LOG_RATIO, pair, "", np.nan, value, True))
+        columns = ["quantity", "arm", "cause", "time", "estimate", "differs"]
+        return pd.DataFrame(rows, columns=columns), np.array(slopes)
 
     @property
     def _tests(self) -> Any:
         """Distribution of tests: normal, or Student's t with one degree of freedom less than clusters."""
         clustering = self._fit.clustering
         return stats.norm if clustering is None else stats.t(float(clustering.df[0]))
-
-    @staticmethod
-    def _error(one: Quantity, cov: Floats) -> float:
-        return float(np.sqrt(np.maximum(one.slopes @ cov @ one.slopes, 0.0)))
 
     @takes_alpha
     def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -275,22 +244,29 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             ``estimate``; ``std_error``; ``known_weights``, the error that takes weights as known;
             ``conf_low``, ``conf_high``, for shares on the log-log scale; ``p_value`` of differences.
         """
-        rows, tests = [], self._tests
+        (frame, slopes), tests = self._quantities, self._tests
+        value, differs = frame["estimate"].to_numpy(), frame["differs"].to_numpy()
+        error, known = (
+            np.sqrt(np.maximum(((slopes @ V) * slopes).sum(axis=1), 0.0))
+            for V in (self._fit.cov, self._fit.known)
+        )
         z = float(tests.isf(alpha / 2.0))
-        level = float(2.0 * stats.norm.sf(z))
-        for one in self._quantities:
-            error, known = (self._error(one, V) for V in (self._fit.cov, self._fit.known))
-            low, high, p = one.value - z * error, one.value + z * error, np.nan
-            if " - " in one.arm:
-                p = float(2.0 * tests.sf(abs(one.value) / error)) if error > 0.0 else np.nan
-            elif one.quantity in SHARES and 0.0 < one.value < 1.0:
-                relative = np.array([error / one.value])
-                low, high = (
-                    float(end[0]) for end in share_interval(np.array([one.value]), relative, level, "log-log")
-                )
-            rows.append((one.quantity, one.arm, one.cause, one.time, one.value, error, known, low, high, p))
-        columns = ["quantity", "arm", "cause", "time", "estimate", "std_error", "known_weights"]
-        return pd.DataFrame(rows, columns=[*columns, "conf_low", "conf_high", "p_value"])
+        low, high = value - z * error, value + z * error
+        share = ~differs & frame["quantity"].isin(SHARES).to_numpy() & (value > 0.0) & (value < 1.0)
+        level, relative = float(2.0 * stats.norm.sf(z)), error[share] / value[share]
+        low[share], high[share] = share_interval(value[share], relative, level, "log-log")
+        tested = np.where(differs & (error > 0.0), error, np.nan)
+        return frame.drop(columns="differs").assign(
+            std_error=error,
+            known_weights=known,
+            conf_low=low,
+            conf_high=high,
+            p_value=2.0 * tests.sf(np.abs(value) / tested),
+        )
+
+    def _rows_of(self, quantity: str, alpha: float = 0.05, cause: str = "") -> pd.DataFrame:
+        frame = self.tidy(alpha)
+        return frame[(frame["quantity"] == quantity) & (frame["cause"] == cause)]
 
     @takes_alpha
     def hazard_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -320,8 +296,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         arm
         surgery          0.59      0.49       0.71      0.0     2.22           1.84
         """
-        found = self.tidy(alpha)
-        frame = found[found["quantity"] == LOG_RATIO]
+        frame = self._rows_of(LOG_RATIO, alpha)
         ratio, low, high = np.exp(frame[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)).T
         columns = {
             "hazard_ratio": ratio,
@@ -331,7 +306,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             "e_value": e_value(risk_ratio(ratio)),
             "e_value_limit": e_value(risk_ratio(limit_near_one(ratio, low, high))),
         }
-        return pd.DataFrame(columns, index=pd.Index(self.levels[1:], name=self._fit.arm))
+        return pd.DataFrame(columns, index=pd.Index(self.levels[1:], name=self._fit.treatment.arm))
 
     @takes_alpha
     def restricted_means(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -352,8 +327,7 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
             The fit has no curves.
         """
         self._cells("restricted_means")
-        found = self.tidy(alpha)
-        frame = found[found["quantity"] == MEAN].set_index("arm")
+        frame = self._rows_of(MEAN, alpha).set_index("arm")
         return frame[["estimate", "std_error", "conf_low", "conf_high", "p_value"]]
 
     def curves(self) -> pd.DataFrame:
@@ -418,51 +392,26 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
         >>> model.fit(grid=1, until=48).plot_curves().get_ylabel()
         'survival'
         """
-        cells, found = self._cells("plot_curves"), self.tidy(alpha)
+        cells, curves, table = self._cells("plot_curves"), {}, self.curves()
+        quantity, words = SURVIVAL, ("Weighted survival", "survival", "")
         if cause is not None:
             check_choice("cause", cause, self.causes)
-        curves, table = {}, self.curves()
+            quantity, words = INCIDENCE, (f"Incidence of {cause}", "cumulative incidence", "")
         for level in map(str, self.levels):
             part = table[table["arm"] == level]
             share = part["survival"] if cause is None else 1.0 - part[cause]
-            curves[f"{self._fit.arm}={level}"] = pd.DataFrame(
-                {"time": part["time"], "survival": share, "conf_low": np.nan, "conf_high": np.nan}
-            ).reset_index(drop=True)
+            columns = {"time": part["time"], "survival": share, "conf_low": np.nan, "conf_high": np.nan}
+            curves[f"{self._fit.treatment.arm}={level}"] = pd.DataFrame(columns).reset_index(drop=True)
         later = cells.by_interval(cells.counts).sum(axis=2)[:, ::-1].cumsum(axis=1)[:, ::-1]
-        words = (
-            ("Weighted survival", "survival", "")
-            if cause is None
-            else (f"Incidence of {cause}", "cumulative incidence", "")
-        )
-        unit = self._record.response.partition("(")[2].partition(",")[0].strip()
-        ax = plot_survival(
-            curves,
-            cells.ends,
-            later,
-            unit,
-            None,
-            ax=ax,
-            alpha=alpha,
-            events=cause is not None,
-            words=words,
-            merged=self._merged,
-        )
-        kind = found[
-            (found["quantity"] == (SURVIVAL if cause is None else INCIDENCE))
-            & (found["cause"] == (cause or ""))
-        ]
+        unit = self.basis.agreement.question.response.partition("(")[2].partition(",")[0].strip()
+        drawn = {"events": cause is not None, "words": words, "merged": self._merged}
+        ax = plot_survival(curves, cells.ends, later, unit, None, ax=ax, alpha=alpha, **drawn)
+        found = self._rows_of(quantity, alpha, cause or "")
         for place, level in enumerate(map(str, self.levels)):
-            at = kind[kind["arm"] == level]
+            at = found[found["arm"] == level]
             ends = np.abs(at[["conf_low", "conf_high"]].to_numpy().T - at["estimate"].to_numpy())
-            ax.errorbar(
-                at["time"],
-                at["estimate"],
-                yerr=ends,
-                fmt="o",
-                color=COLORS[place % len(COLORS)],
-                markersize=3,
-                linewidth=1,
-            )
+            style = {"color": COLORS[place % len(COLORS)], "markersize": 3, "linewidth": 1}
+            ax.errorbar(at["time"], at["estimate"], yerr=ends, fmt="o", **style)
         return ax
 
     @property
@@ -471,59 +420,45 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
 
     # -- summary -------------------------------------------------------------------------------------
 
+    _SUMMARY: ClassVar[Lines] = (
+        ("Dep. Variable", "basis.agreement.question.response", ""),
+        ("Treatment", "_fit.treatment.arm", ""),
+        ("Estimand", "", lambda fit: f"{fit._fit.treatment.estimand} ({fit.population})"),
+        ("Baseline", "_fit.request.own", lambda own: "of each site" if own else "common"),
+        ("Ties", "_fit.request.ties", ""),
+        weight_line("Sampling Weights", "var_weights"),
+        ("No. Observations", "nobs", ",d"),
+        ("Events", "events", ",d"),
+        ("Sites", "_rows", lambda rows: str(len(rows))),
+        ("Rows by site", "_rows", human_range),
+        ("Converged", "converged", yes_or_no),
+        ("Covariance Type", "_fit.clustering", "cluster {}".format),
+    )
+
     @property
     def _first_ratio(self) -> pd.Series:
-        found = self.tidy()
-        return found[found["quantity"] == LOG_RATIO].iloc[0]
+        return self._rows_of(LOG_RATIO).iloc[0]
 
     def _glance(self) -> Mapping[str, float]:
+        counts = {"nobs": self.nobs, "n_sites": len(self._rows), "events": self.events}
         first = self._first_ratio
-        return {
-            "nobs": self.nobs,
-            "n_sites": len(self._record.sites),
-            "events": self.events,
-            "log_hazard_ratio": float(first["estimate"]),
-            "std_error": float(first["std_error"]),
-            "p_value": float(first["p_value"]),
-        }
+        found = {"log_hazard_ratio": first["estimate"], "std_error": first["std_error"]}
+        return counts | {name: float(one) for name, one in (found | {"p_value": first["p_value"]}).items()}
 
     def _sheets(self) -> Iterator[Sheet]:
-        record, fit = self._record, self._fit
-        left = [
-            ("Dep. Variable", record.response),
-            ("Treatment", fit.arm),
-            ("Estimand", f"{fit.estimand} ({population_of(fit.estimand, fit.target, fit.levels)})"),
-            ("Baseline", "of each site" if fit.request.own else "common"),
-            ("Ties", fit.request.ties),
-        ]
-        right = [
-            ("No. Observations", f"{self.nobs:,}"),
-            ("Events", f"{self.events:,}"),
-            ("Sites", str(len(record.sites))),
-            ("Rows by site", human_range(record.rows)),
-            ("Converged", yes_or_no(self.converged)),
-        ]
-        if record.weights:
-            left.append(("Sampling Weights", record.weights))
-        if fit.clustering is not None:
-            right.append(("Covariance Type", f"cluster {fit.clustering}"))
-        yield header_sheet(f"{self.model_name} by inverse probability weighting", [*left, *right])
-        yield self._arm_sheet()
+        lines = lines_of(self, self._SUMMARY)
+        yield header_sheet(f"{self.model_name} by inverse probability weighting", lines)
+        yield arm_sheet(self.weights, ("rows", "sum of weights", "effective rows"), ",.0f")
         yield self._ratio_sheet()
-        if fit.cells is not None:
+        if self._fit.cells is not None:
             yield self._curve_sheet()
 
-    def _arm_sheet(self) -> Sheet:
-        return arm_sheet(self.weights, ("rows", "sum of weights", "effective rows"), ",.0f")
-
     def _ratio_sheet(self) -> Sheet:
-        found, ratios = self.tidy(), self.hazard_ratios()
-        errors = found.loc[found["quantity"] == LOG_RATIO, "std_error"].tolist()
+        frame = self.hazard_ratios()[["hazard_ratio", "conf_low", "conf_high", "p_value"]]
+        errors = self._rows_of(LOG_RATIO)["std_error"]
         rows = tuple(
             (str(level), number(ratio), number(error), number(low), number(high), f"{p:.3f}")
-            for level, error, (ratio, low, high, p, *_) in zip(
-                self.levels[1:], errors, ratios.to_numpy().tolist(), strict=True
-            )
+            for (level, ratio, low, high, p), error in zip(frame.itertuples(), errors, strict=True)
         )
         p = "P>|z|" if self._fit.clustering is None else "P>|t|"
         head = (f"hazard ratio to {self.levels[0]}", "ratio", "err of log", "[0.025", "0.975]", p)
@@ -533,68 +468,48 @@ class SurvivalEffectResults(Results[SurvivalEffectRecord], saved_as=FORMAT, reco
     def _curve_sheet(self) -> Sheet:
         found = self.tidy()
         found = found[found["quantity"] != LOG_RATIO]
-        numbers = (
-            found[["estimate", "std_error", "conf_low", "conf_high"]].to_numpy(dtype=np.float64).tolist()
-        )
-        labels = zip(found["quantity"], found["cause"], found["time"], found["arm"], strict=True)
-        rows: list[tuple[str, ...]] = []
-        before = ""
-        for (quantity, cause, time, arm), values in zip(labels, numbers, strict=True):
-            what = f"{quantity}{f' of {cause}' if cause else ''}, {time:g}"
-            rows.append(("" if what == before else what, str(arm), *map(number, values)))
-            before = what
+        labels = zip(found["quantity"], found["cause"], found["time"], strict=True)
+        stubs = [f"{quantity}{f' of {cause}' if cause else ''}, {time:g}" for quantity, cause, time in labels]
+        figures = found[["estimate", "std_error", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)
+        lines = zip(blank_repeats(stubs), found["arm"], figures.tolist(), strict=True)
+        rows = tuple((stub, arm, *map(number, values)) for stub, arm, values in lines)
         widths = (24, 10, 10, 10, 10)
         head = ("up to", "arm", "estimate", "std err", "[0.025", "0.975]")
-        return Sheet(head, tuple(rows), "llrrrr", (WIDTH - sum(widths) - 5, *widths))
+        return Sheet(head, rows, "llrrrr", (WIDTH - sum(widths) - 5, *widths))
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
-        record, fit = self._record, self._fit
+        fit, n_sites = self._fit, len(self._rows)
         if not fit.converged:
             yield NOTES.note("not_converged")
-        bounded = is_bounded(fit.estimand, fit.target)
-        yield from overlap_notes(fit.levels, fit.arms[:, 0], fit.spread, bounded)
-        if fit.clustering is not None:
-            yield from fit.clustering.notes([f"{level}" for level in fit.levels[1:2]], [fit.arm], None)
-            for shared in fit.shared:
-                yield from shared.note(len(record.sites), "clusters", TWICE_TOO_SMALL)
+        bounded = is_bounded(fit.treatment.estimand, fit.treatment.target)
+        yield from notes_of_arms(fit, [str(fit.levels[1])], [fit.treatment.arm], n_sites, bounded)
         yield NOTES.note("assumptions")
-        if fit.target:
-            yield TREATMENT_NOTES.note("transport", what="times", target=fit.target)
+        if fit.treatment.target:
+            yield TREATMENT_NOTES.note("transport", what="times", target=fit.treatment.target)
         first = self._first_ratio
         yield NOTES.note("errors", known=number(first["known_weights"]), stacked=number(first["std_error"]))
-        strata = ", ".join(fit.request.strata)
-        yield (
-            NOTES.note("baseline", strata=f" and level of {strata}" if strata else "")
-            if fit.request.own
-            else NOTES.note("baseline/common")
-        )
-        if fit.causes:
-            yield NOTES.note("competing", causes=", ".join(map(str, fit.causes)))
+        if fit.request.own:
+            strata = ", ".join(fit.request.strata)
+            yield NOTES.note("baseline", strata=f" and level of {strata}" if strata else "")
+        else:
+            yield NOTES.note("baseline/common")
+        if self.causes:
+            yield NOTES.note("competing", causes=", ".join(map(str, self.causes)))
         if fit.cells is not None and self._merged:
             where = "over all sites" if fit.over_sites else "at every site"
-            yield NOTES.note(
-                "merged_intervals",
-                times=len(fit.cells.ends),
-                requested=len(fit.requested),
-                where=where,
-                least=fit.least,
-            )
-        if record.subset:
-            yield NOTES.note("subset", used=self.nobs, rows=self.nobs + record.left_out, subset=record.subset)
-        elif record.left_out:
-            yield NOTES.note("left_out", rows=record.left_out)
+            counts = {"times": len(fit.cells.ends), "requested": len(fit.requested), "least": fit.least}
+            yield NOTES.note("merged_intervals", where=where, **counts)
+        yield from self._left_out_note()
         if fit.masked:
-            yield NOTES.note("masking", sites=len(record.sites))
-        elif len(record.sites) > 1:
+            yield NOTES.note("masking", sites=n_sites)
+        elif n_sites > 1:
             yield NOTES.note("masking/none")
 
     def __repr__(self) -> str:
-        K = len(self._record.sites)
-        return (
-            f"<{self.model_name} results: {self._fit.arm}, {self.nobs:,} rows at {K} site{'s' * (K != 1)}; "
-            "see .summary()>"
-        )
+        K, arm = len(self._rows), self._fit.treatment.arm
+        at = f"{K} site{'s' * (K != 1)}"
+        return f"<{self.model_name} results: {arm}, {self.nobs:,} rows at {at}; see .summary()>"
 
 
 def risk_ratio(hazard_ratio: Floats) -> Floats:

@@ -27,8 +27,8 @@ from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.models.rows.objective import STANDARDIZED, RowsWithWeights
 from fedstat.models.rows.steps import SPREAD, rows_in
-from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals
-from fedstat.models.treatment.steps import CLUSTERS, FAMILY, SiteTreatment
+from fedstat.models.survival_effect.estimates import WeightedCells, cell_influences, curve_functionals, ratio
+from fedstat.models.treatment.steps import CLUSTERS, FAMILY, ArmRows, SiteTreatment
 from fedstat.typing import Array, Floats, Ints
 
 MOST_TIMES = 12
@@ -66,27 +66,27 @@ WEIGHING = (PROPENSITY, MEMBERSHIP)
 
 @dataclass(frozen=True, eq=False)
 class WeightedTimes:
-    """The rows of a site with the weights of the propensity model at the site's own parameters.
-
-    Attributes
-    ----------
-    w, slopes : (n,) and (n, J - 1) arrays
-        Weights, and their derivatives by the predictors.
-    residuals : (n, J - 1) array
-        Of the propensity model.
-    """
+    """The rows of a site with the weights of the propensity model at the site's own parameters."""
 
     site: SiteTreatment
     own: bytes
 
     @cached_property
-    def columns(self) -> tuple[Floats, Ints, Ints, Floats]:
-        """Columns of the design (n, p), arm and outcome (n,), and times (n, 2)."""
-        X, arm, y = (np.concatenate([rows[place] for rows in self.site.chunks()]) for place in range(3))
-        times = [rows.times for rows, _ in self.site.opened.chunks() if rows.times is not None]
-        if self.drawn:  # with each outcome in each arm
-            y = np.arange(len(y)) // len(self.site.levels) % self.outcomes
-        return X, arm, y.astype(np.int64), np.concatenate(times)
+    def whole(self) -> ArmRows:
+        """All rows of the site."""
+        return ArmRows(*map(np.concatenate, zip(*self.site.chunks(), strict=True)))
+
+    @cached_property
+    def times(self) -> Floats:
+        """Times, (n, 2)."""
+        return np.concatenate([rows.times for rows, _ in self.site.opened.chunks() if rows.times is not None])
+
+    @property
+    def outcome(self) -> Ints:
+        """Outcome of each row, (n,)."""
+        if self.drawn:  # each outcome in each arm
+            return np.arange(len(self.arm)) // len(self.site.levels) % self.outcomes
+        return self.whole.y.astype(np.int64)
 
     @property
     def drawn(self) -> bool:
@@ -102,18 +102,14 @@ class WeightedTimes:
     @property
     def arm(self) -> Ints:
         """Arm of each row, (n,)."""
-        return self.columns[1]
+        return self.whole.arm
 
     @cached_property
     def weighted(self) -> tuple[Floats, Floats, Floats]:
-        """Weights, slopes and residuals."""
-        site, (X, arm, *_) = self.site, self.columns
-        parts, own = list(site.chunks()), np.frombuffer(self.own)
-        points = [(part, site.predictors(part, own)) for part in parts]
-        scores = [site.at(stage).residuals_of(*point)[1] for stage in WEIGHING for point in points]
-        w, slopes, _, _ = site.equations.weights(np.concatenate([eta for _, eta in points]), arm)
-        residuals = np.concatenate(scores).reshape(len(WEIGHING), len(X), -1).sum(axis=0)
-        sampled = np.concatenate([part.weight for part in parts])
+        """Weights (n,), their derivatives by the predictors, and residuals of the models, (n, W)."""
+        site, own, sampled = self.site, np.frombuffer(self.own), self.whole.weight
+        w, slopes, _, _ = site.equations.weights(site.predictors(self.whole, own), self.arm)
+        residuals = np.sum([site.at(stage).residuals(own) for stage in WEIGHING], axis=0)
         return w * sampled, slopes * sampled[:, None], residuals[:, self.group]
 
     @property
@@ -121,31 +117,31 @@ class WeightedTimes:
         """Predictors of the weights."""
         return self.site.equations.weighing
 
+    @property
+    def by_arm(self) -> Floats:
+        """Weights in the column of the arm of each row, zero in others, (n, A)."""
+        inside = self.arm[:, None] == np.arange(len(self.site.levels))
+        return np.asarray(inside * self.weighted[0][:, None])
+
     def by_column(self, factors: Floats) -> Floats:
         """Return factors (n, W) times the columns of the models of the weights, (n, Q)."""
-        X, blocks = self.columns[0], self.site.chain.columns[self.group]
+        X, blocks = self.whole.X, self.site.chain.columns[self.group]
         return np.hstack([factors[:, [k]] * X[:, block] for k, block in enumerate(blocks)])
 
     # -- risk sets of the site --------------------------------------------------------------------
 
-    def risk_table(self, strata: tuple[str, ...]) -> RiskTable:
-        """Return the weighted rows sorted by time within strata."""
-        _, _, y, times = self.columns
-        code = self.site.codes(strata) if strata else None
-        return RiskTable.of(times[:, 0], times[:, 1], y > 0, self.weighted[0], code)
-
     def likelihood(self, request: SurvivalEffectRequest, log_ratios: Floats) -> PartialLikelihood:
-        """Return the weighted partial likelihood of the arms."""
-        arms = len(self.site.levels)
-        X = (self.arm[:, None] == np.arange(1, arms)).astype(np.float64)
-        return PartialLikelihood.at(self.risk_table(request.strata), X, X @ log_ratios, request.ties)
+        """Return the weighted partial likelihood of the arms, with the rows at risk within strata."""
+        code = self.site.codes(request.strata) if request.strata else None
+        table = RiskTable.of(*self.times.T, self.outcome > 0, self.weighted[0], code)
+        X = (self.arm[:, None] == np.arange(1, len(self.site.levels))).astype(np.float64)
+        return PartialLikelihood.at(table, X, X @ log_ratios, request.ties)
 
     # -- cells of all sites -----------------------------------------------------------------------
 
     def cells(self, edges: Floats) -> tuple[Ints, ...]:
         """Return arm, interval and outcome of each row."""
-        _, arm, y, times = self.columns
-        return arm, np.searchsorted(edges, times[:, 1]), y
+        return self.arm, np.searchsorted(edges, self.times[:, 1]), self.outcome
 
     def by_cell(self, edges: Floats, values: Floats | None = None) -> Floats:
         """Sum values (n,), or count the rows, by arm, interval and outcome: (A, L, O)."""
@@ -183,7 +179,7 @@ def report_vectors(state: State, rows: WeightedTimes, key: Any, vectors: Floats)
         # A point of earlier steps is that of a stage.
         return known[point] if point in known else rows.site.at(point[1]).vectors(np.frombuffer(point[0]))
 
-    block = RowsWithWeights(weights, rows.columns[0], slice(None), single=MOST_VECTORS)
+    block = RowsWithWeights(weights, rows.whole.X, slice(None), single=MOST_VECTORS)
     state.report(
         *rows.site.at(ALL).cuts(np.frombuffer(rows.own)),
         facts.WorkingWeights(lambda: np.abs(vectors.T)),
@@ -206,12 +202,11 @@ def counted_edges(data: SiteData, state: State, rows: WeightedTimes) -> Floats:
     takes=STANDARDIZED,
     releases={"weights": summed("sums of weights by arm, interval and outcome", 3, behind=CURVES)},
 )
-def sum_cells(data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats) -> dict[str, Array]:
+def sum_cells(data: SiteData, state: State, **point: Floats) -> dict[str, Array]:
     """Sum the weights of the cells that were counted: ``weights`` (A, J + 1, 1 + C)."""
-    rows, _ = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    rows, _ = weighted_rows(data, state, **point)
     edges, w = counted_edges(data, state, rows), rows.weighted[0]
-    arms = (rows.arm[:, None] == np.arange(len(rows.site.levels))) * w[:, None]
-    report_vectors(state, rows, ("weights", rows.own), arms)
+    report_vectors(state, rows, ("weights", rows.own), rows.by_arm)
     if not counted_over_sites(data, state):
         # A site's own sums: no row may have nearly all weight of a cell.
         state.report(facts.WorkingWeights(partial(_weights_of_cells, rows, edges)))
@@ -238,16 +233,10 @@ def _weights_of_cells(rows: WeightedTimes, edges: Floats) -> Floats:
     },
 )
 def sum_hazards(
-    data: SiteData,
-    state: State,
-    request: SurvivalEffectRequest,
-    log_ratios: Floats,
-    shift: Floats,
-    scale: Floats,
-    beta: Floats,
+    data: SiteData, state: State, request: SurvivalEffectRequest, log_ratios: Floats, **point: Floats
 ) -> dict[str, Array]:
     """Sum score (A - 1,), information and log-likelihood over the site's own risk sets of weighted rows."""
-    rows, _ = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    rows, _ = weighted_rows(data, state, **point)
     require_ratios(data, rows, log_ratios, request)
     now = rows.likelihood(request, log_ratios)
     expected = now.expected()
@@ -301,9 +290,7 @@ def sum_influences(
     counts: Floats,
     places: Ints,
     remaining: Floats,
-    shift: Floats,
-    scale: Floats,
-    beta: Floats,
+    **point: Floats,
 ) -> dict[str, Array]:
     """Sum what the covariance of K estimates needs, by Q coefficients of the propensity model.
 
@@ -312,7 +299,7 @@ def sum_influences(
     (K, Q), ``products`` (K + Q, K + Q), ``spread`` (A, 3), sums of weights, squares and fourth powers by arm,
     and the number of ``clusters``.
     """
-    rows, to_own = weighted_rows(data, state, shift=shift, scale=scale, beta=beta)
+    rows, to_own = weighted_rows(data, state, **point)
     require_ratios(data, rows, log_ratios, request)
     w, slopes, residuals = rows.weighted
     parts = []
@@ -330,7 +317,7 @@ def sum_influences(
     if request.own:
         parts.append(rows.likelihood(request, log_ratios).row_scores())
     influences = np.column_stack(parts) if parts else np.zeros((len(w), 0))
-    by_weight = np.divide(influences, w[:, None], out=np.zeros_like(influences), where=w[:, None] > 0.0)
+    by_weight = ratio(influences, w[:, None])
     factors = [by_weight[:, :, None] * slopes[:, None], influences[:, :, None] * residuals[:, None]]
     vectors = np.column_stack([w, influences, *(one.reshape(len(w), -1) for one in factors)])
     digest = tuple(one.tobytes() for one in (log_ratios, weights, counts, places, remaining))
@@ -338,10 +325,9 @@ def sum_influences(
     scores = rows.by_column(residuals) @ to_own
     state.report(*rows.site.products_of(residuals))
     both = np.column_stack([influences, scores])
-    arms = (rows.arm[:, None] == np.arange(len(rows.site.levels))) * w[:, None]
     arrays = {
         "slopes": by_weight.T @ (rows.by_column(slopes) @ to_own),
-        "spread": spread_of(arms)[:, 1:],
+        "spread": spread_of(rows.by_arm)[:, 1:],
     }
     if rows.site.request.clusters:
         both, found = rows.site.by_cluster(state, both)

@@ -30,7 +30,7 @@ from fedstat.models.checks import (
     checks_arguments,
     takes_parsed,
 )
-from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan, pooled_columns
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.treatment.balance import BalanceResults
 from fedstat.models.treatment.protocol import TreatmentNewton
@@ -478,14 +478,6 @@ def clusters_of_fit(model: HorizontalModel, cov_type: str, kwds: object) -> tupl
     if groups not in (*model.question.labels, model.partition.site_column):
         raise ModelError(f"cov_kwds: groups={groups!r} is no column of every site's table")
     return BY_SITE if groups == model.partition.site_column else (groups,)
-
-
-def pooled_columns(partition: ClientPartition) -> tuple[list[str], tuple[str, ...]]:
-    """Return the columns of all sites, and others that a formula may name, which ``.`` leaves out."""
-    held = dict.fromkeys(name for names in partition.columns.values() for name in names)
-    # Columns of some sites parse as well, so that the error can name the sites that lack them.
-    partly = [name for name in held if name not in partition.pooled_columns]
-    return list(partition.pooled_columns), (partition.site_column, *partly)
 
 
 def of_different_columns(formula: str, treatment: object, partition: ClientPartition) -> ModelError:

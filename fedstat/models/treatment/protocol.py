@@ -18,25 +18,18 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.heterogeneity import SiteFit
 from fedstat.inference.recession import name_columns, receding
-from fedstat.inference.stacked import EquationChain, sandwich
+from fedstat.inference.stacked import sandwich
 from fedstat.kernels.categories import moved
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.treatment import (
-    ALL,
-    MEANS,
-    MEMBERSHIP,
-    OUTCOME,
-    PROPENSITY,
-    TreatmentEquations,
-)
+from fedstat.kernels.treatment import ALL, MEANS, MEMBERSHIP, OUTCOME, PROPENSITY
 from fedstat.models.horizontal.clusters import Clustering, SharedLabels
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import add
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.rows.newton import LikelihoodNewton, LikelihoodSums, OwnEstimate, open_rows, site_fits
 from fedstat.models.rows.predictors import standardized_point, to_units
-from fedstat.models.treatment.steps import TreatmentRequest, first_parameters, parameter_names, parameters_of
-from fedstat.typing import Array, Bools, Floats
+from fedstat.models.treatment.steps import StagedChain, TreatmentRequest
+from fedstat.typing import Array, Floats
 
 NO_STEP = (
     "no step increases the likelihood ({} evaluations) with weight on more than a few rows of every site. "
@@ -94,14 +87,9 @@ class TreatmentFit:
         return self.request.spec
 
     @property
-    def chain(self) -> EquationChain:
-        """Columns of every equation."""
-        return self.request.chain(len(self.levels), self.terms, self.design.term_names[1:])
-
-    @property
-    def equations(self) -> TreatmentEquations:
+    def chain(self) -> StagedChain:
         """Equations of the estimator."""
-        return self.request.equations(len(self.levels))
+        return self.request.chain(self.levels, self.terms, self.design.term_names[1:])
 
     @property
     def means(self) -> Floats:
@@ -127,8 +115,6 @@ class TreatmentBalance:
     names: Annotated[tuple[str, ...], "k"]
     levels: Annotated[tuple[LevelValue, ...], "J"]
     request: TreatmentRequest
-    design: RowsDesign
-    gamma: Annotated[Floats, "q"]
     weights: Annotated[Floats, "2 J s"]
     mean: Annotated[Floats, "2 J k"]
     variance: Annotated[Floats, "2 J k"]
@@ -143,9 +129,7 @@ class StagedSolution:
     """The equations of a fit, and the parameters `theta` (q,) of standardized columns found so far."""
 
     design: RowsDesign
-    levels: tuple[LevelValue, ...]
-    equations: TreatmentEquations
-    chain: EquationChain
+    chain: StagedChain
     arms: Floats
     theta: Floats
     shared: tuple[SharedLabels, ...] = ()
@@ -165,10 +149,9 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         # 1. Open the rows, and count the arms; sites estimate their own effects.
         solution, alone = yield from self.begin(local)
         # 2. Models of the weights, outcome models, means: each stage with the estimates of those before.
-        for stage in solution.equations.stages:
+        for stage in solution.chain.equations.stages:
             yield from self.solve(solution, stage)
-        session, request, design, theta = self.session, self.request, solution.design, solution.theta
-        levels = solution.levels
+        session, design, chain, theta = self.session, solution.design, solution.chain, solution.theta
         # 3. Derivatives and products of all equations at the solution.
         at = standardized_point(design, theta)
         replies = yield session.request_all("sum_scores", point_of(design, ALL, theta)) + session.request_all(
@@ -178,23 +161,23 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         total = self.read(replies[:K])
         if total is None:
             raise EstimationError(FEW_ROWS)
-        back, weighs = solution.back, solution.equations.weighs
+        back, weighs = solution.back, chain.equations.weighs
         cov = back @ sandwich(-total.information, add(replies[K:], "products")) @ back.T
-        if clustering := self.clustered(replies[K:], len(levels)):
+        if clustering := self.clustered(replies[K:], len(chain.levels)):
             cov = cov * clustering.factor
         return TreatmentFit(
             theta=back @ theta,
             cov=cov,
             arms=solution.arms,
-            levels=levels,
+            levels=chain.levels,
             terms=session.agreement.question.terms,
-            request=request,
+            request=self.request,
             design=design,
             propensity=self.fitted(solution),
             trace=np.array(self.trace).reshape(-1, 3),
             converged=solution.converged,
             masked=session.masked,
-            local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(levels))),
+            local=site_fits(session, design.n, alone, own_effect, None, np.eye(len(chain.levels))),
             spread=np.asarray(add(replies[K:], "spread")) if weighs else np.zeros((0, 3)),
             clustering=clustering,
             shared=solution.shared,
@@ -203,7 +186,7 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
     def balance(self, overlap: bool) -> FitProtocol[TreatmentBalance]:
         """Open the rows without an outcome, fit the propensity model, and compare the columns of the arms."""
         solution, _ = yield from self.begin(False)
-        for stage in solution.equations.stages:
+        for stage in solution.chain.equations.stages:
             yield from self.solve(solution, stage)
         design, columns = solution.design, solution.chain.columns[0][1:]
         point = standardized_point(design, solution.theta) | {"overlap": np.array(overlap)}
@@ -217,10 +200,8 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         scale = point["scale"][columns]
         return TreatmentBalance(
             names=tuple(design.names[j] for j in columns),
-            levels=solution.levels,
+            levels=solution.chain.levels,
             request=self.request,
-            design=design,
-            gamma=solution.back @ solution.theta,
             weights=weights,
             mean=mean * scale + point["shift"][columns],
             variance=variance * scale**2,
@@ -239,17 +220,17 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
 
     def fitted(self, solution: StagedSolution) -> FittedPropensity | None:
         """Return the propensity model for the weights of other models; None if weights depend on more."""
-        request, agreement, equations = self.request, self.session.agreement, solution.equations
+        request, agreement, chain = self.request, self.session.agreement, solution.chain
         sampled = "var_weights" in agreement.question.weights
-        if not equations.weighs or request.trim or request.target or sampled:
+        if not chain.equations.weighs or request.trim or request.target or sampled:
             return None
         terms = [agreement.question.terms[place] for place in request.propensity]
-        columns, design = solution.chain.columns[0], solution.design
+        columns, design = chain.columns[0], solution.design
         point = standardized_point(design, solution.theta)
-        count = equations.groups[0].stop * len(columns)
+        count = chain.equations.groups[0].stop * len(columns)
         weights = PropensityWeights(
             arm=request.arm,
-            levels=solution.levels,
+            levels=chain.levels,
             spec=agreement.spec.part(terms),
             names=tuple(design.names[j] for j in columns),
             shift=tuple(point["shift"][columns].tolist()),
@@ -268,15 +249,38 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
         design, started, alone, shared = yield from open_rows(session, to_json(request), local, groups)
         question, arms = session.agreement.question, add(started, "arms")
         levels = tuple(session.agreement.spec.levels[request.arm])
-        equations = request.equations(len(levels))
-        chain = request.chain(len(levels), question.terms, design.term_names[1:])
-        theta = first_parameters(arms, chain, equations, request.spec)
+        chain = request.chain(levels, question.terms, design.term_names[1:])
+        theta = chain.first(arms, request.spec)
         if not np.isfinite(theta).all():
             raise EstimationError(
                 f"the outcome {question.response!r} is constant in an arm: there is no model of it there. "
                 "Weighting alone (ipw) needs none"
             )
-        return StagedSolution(design, levels, equations, chain, arms, theta, shared), alone
+        return StagedSolution(design, chain, arms, theta, shared), alone
+
+    def solve(self, solution: StagedSolution, stage: int) -> FitProtocol[LikelihoodSums]:
+        """Solve a stage with the estimates of those before, and return the sums at its end."""
+        theta, point = solution.theta, partial(point_of, solution.design, stage)
+        free = solution.chain.of_stage(stage)
+        total = yield from self.sums_at(point(theta), stage)
+        if stage != MEANS:
+            self.require_stage(solution, stage, total)
+        if stage == MEANS or (stage == OUTCOME and self.request.spec.least_squares):
+            for _ in range(EXACT_STEPS):
+                theta[free] += total.step(np.flatnonzero(free))
+                total = yield from self.sums_at(point(theta), stage)
+            return total
+        solution.theta, total, _, found = yield from self.ascend(
+            point,
+            theta,
+            total,
+            n=int(solution.design.n.sum()),
+            at_infinity=partial(self.separated, solution, stage),
+            stuck=NO_STEP,
+            free=free,
+        )
+        solution.converged = solution.converged and found
+        return total
 
     def sums_at(self, point: dict[str, Array], stage: int) -> FitProtocol[LikelihoodSums]:
         """Request the sums of a stage; an error if few rows have nearly all weight."""
@@ -285,42 +289,37 @@ class TreatmentNewton(LikelihoodNewton[LikelihoodSums]):
             raise EstimationError(FEW_ROWS if stage == MEANS else NO_STEP.format(0))
         return total
 
-    def solve(self, solution: StagedSolution, stage: int) -> FitProtocol[LikelihoodSums]:
-        """Solve a stage with the estimates of those before, and return the sums at its end."""
-        equations, chain, design, request = solution.equations, solution.chain, solution.design, self.request
-        theta, point = solution.theta, partial(point_of, design, stage)
-        free = parameters_of(chain, equations, stage)
-        total = yield from self.sums_at(point(theta), stage)
-        if stage != MEANS:
-            require_stage(chain, equations, stage, total, design)
-        if stage == MEANS or (stage == OUTCOME and request.spec.least_squares):
-            for _ in range(EXACT_STEPS):
-                theta[free] += total.step(np.flatnonzero(free))
-                total = yield from self.sums_at(point(theta), stage)
-            return total
+    def require_stage(self, solution: StagedSolution, stage: int, total: LikelihoodSums) -> None:
+        """Require columns of a stage that do not follow from one another, in each equation."""
+        design, chain = solution.design, solution.chain
+        group = chain.equations.groups[stage]
+        for columns, place in zip(chain.columns[group], chain.places[group], strict=True):
+            names, terms = ([of[j] for j in columns.tolist()] for of in (design.names, design.term_names))
+            require_independent(total.information[place, place], names, terms=terms)
+
+    def separated(
+        self,
+        solution: StagedSolution,
+        stage: int,
+        step: Floats,
+        before: Floats,
+        now: Floats,
+        complete: bool,
+    ) -> EstimationError:
+        """Make the error for a stage whose likelihood increases without end, with the columns that do it."""
+        design, free = solution.design, solution.chain.of_stage(stage)
+        inside = np.ix_(free, free)
         names, terms = (
-            parameter_names(chain, equations, solution.levels, columns)
-            for columns in (design.names, design.term_names)
+            [name for name, here in zip(solution.chain.names(of), free, strict=True) if here]
+            for of in (design.names, design.term_names)
         )
-        solution.theta, total, _, found = yield from self.ascend(
-            point,
-            theta,
-            total,
-            n=int(design.n.sum()),
-            at_infinity=partial(
-                separated,
-                names=names,
-                terms=terms,
-                back=solution.back,
-                free=free,
-                stage=stage,
-                request=request,
-            ),
-            stuck=NO_STEP,
-            free=free,
+        slopes = np.array([not name.endswith(": Intercept") for name in names])
+        culprits, _, reference = receding(
+            step[free], before[inside], now[inside], solution.back[inside], slopes, complete=complete
         )
-        solution.converged = solution.converged and found
-        return total
+        listed = name_columns(culprits, reference, names, terms)
+        given = {"arm": self.request.arm, "target": self.request.target}
+        return EstimationError(SEPARATED[stage].format(listed=listed, **given))
 
 
 def point_of(design: RowsDesign, stage: int, theta: Floats) -> dict[str, Array]:
@@ -340,37 +339,3 @@ def contrasts_with_first(J: int) -> Floats:
     R = np.vstack([np.eye(J)[1:], np.eye(J)[:1]])
     R[:-1, 0] = -1.0
     return R
-
-
-def require_stage(
-    chain: EquationChain, equations: TreatmentEquations, stage: int, total: LikelihoodSums, design: RowsDesign
-) -> None:
-    """Require columns of a stage that do not follow from one another, in each equation."""
-    group = equations.groups[stage]
-    for columns, place in list(zip(chain.columns, chain.places, strict=True))[group]:
-        names, terms = ([texts[j] for j in columns.tolist()] for texts in (design.names, design.term_names))
-        require_independent(total.information[place, place], names, terms=terms)
-
-
-def separated(
-    step: Floats,
-    before: Floats,
-    now: Floats,
-    complete: bool,
-    *,
-    names: Sequence[str],
-    terms: Sequence[str],
-    back: Floats,
-    free: Bools,
-    stage: int,
-    request: TreatmentRequest,
-) -> EstimationError:
-    """Make the error for a stage whose likelihood increases without end, with the columns that separate."""
-    inside = np.ix_(free, free)
-    own, by_term = ([one for one, here in zip(texts, free, strict=True) if here] for texts in (names, terms))
-    slopes = np.array([not name.endswith(": Intercept") for name in own])
-    culprits, _, reference = receding(
-        step[free], before[inside], now[inside], back[inside], slopes, complete=complete
-    )
-    listed = name_columns(culprits, reference, own, by_term)
-    return EstimationError(SEPARATED[stage].format(listed=listed, arm=request.arm, target=request.target))

@@ -9,13 +9,13 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.effects import EffectEstimates, Means
 from fedstat.inference.estimate import takes_alpha
-from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
-from fedstat.inference.homogeneity_tests import SiteWelchTerms, welch_test
+from fedstat.inference.heterogeneity import Heterogeneity
+from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.hypotheses import DegreesOfFreedom
 from fedstat.inference.notes import Catalogue, Note
 from fedstat.inference.tables import Sheet, show_probability, yes_or_no
@@ -23,12 +23,18 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.notes import TWICE_TOO_SMALL
 from fedstat.models.horizontal.overlap import arm_sheet, is_bounded, overlap_notes, weight_frame
 from fedstat.models.horizontal.results import RowsBasis, rows_estimate, weight_line
-from fedstat.models.horizontal.site_results import DIFFER, SiteFitsResults, clusters_line, tests_line
+from fedstat.models.horizontal.site_results import (
+    DIFFER,
+    SiteFitsResults,
+    clusters_line,
+    compare_own_fits,
+    tests_line,
+)
 from fedstat.models.horizontal.treatment_weights import FittedPropensity
 from fedstat.models.margins import Change
 from fedstat.models.results import EstimateRecord
 from fedstat.models.treatment.protocol import TreatmentFit, contrasts_with_first
-from fedstat.models.treatment.steps import parameter_names, weights_of
+from fedstat.models.treatment.steps import weights_of
 from fedstat.typing import Floats
 
 FORMAT = "fedstat treatment results 1"
@@ -79,49 +85,42 @@ class TreatmentRecord(EstimateRecord):
 class ArmMeans:
     """Potential means, as functions of parameters; see :class:`~fedstat.models.effects.ResponseFunctions`."""
 
-    arm: str
-    arms: tuple[LevelValue, ...]
+    variables: tuple[str, ...]
+    levels: Mapping[str, tuple[LevelValue, ...]]
+    typical: Mapping[str, LevelValue]
     params: Floats
     cov: Floats
     over_rows: str
+    df: DegreesOfFreedom
     outcomes: Sequence[Any] = ("",)
     heading: str = "group"
-    df: DegreesOfFreedom = None
     link: str = ""
     mean_words: str = "potential means"
     why_no_average: str = ""
     further: tuple[str, ...] = ()
+    inverse: tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]] = (np.asarray, np.ones_like)
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """The treatment."""
-        return (self.arm,)
+    def arm(self) -> str:
+        """Column of the treatment."""
+        return self.variables[0]
 
     @property
-    def levels(self) -> Mapping[str, tuple[LevelValue, ...]]:
-        """The arms, the control first."""
-        return {self.arm: self.arms}
-
-    @property
-    def typical(self) -> Mapping[str, LevelValue]:
-        """The control."""
-        return {self.arm: self.arms[0]}
-
-    @property
-    def inverse(self) -> tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]:
-        """Means are no functions of one linear predictor."""
-        return np.asarray, np.ones_like
+    def rows(self) -> Mapping[LevelValue, Floats]:
+        """By arm, the derivatives of its potential mean by the parameters, (J,)."""
+        arms = self.levels[self.arm]
+        return dict(zip(arms, np.linalg.inv(contrasts_with_first(len(arms))), strict=True))
 
     def means(self, frame: pd.DataFrame) -> Means:
         """Return the potential means of the arms of rows."""
-        unknown = [level for level in frame[self.arm] if level not in self.arms]
-        if unknown:
+        rows = self.rows
+        if unknown := [level for level in frame[self.arm] if level not in rows]:
             raise ModelError(f"at: {self.arm!r} has no level {unknown[0]!r}")
-        return self._of([self.arms.index(level) for level in frame[self.arm]])
+        return self._of([rows[level] for level in frame[self.arm]])
 
-    def _of(self, places: Sequence[int]) -> Means:
-        back = np.linalg.inv(contrasts_with_first(len(self.arms)))[list(places)]
-        return Means(np.asarray(back @ self.params)[:, None], np.asarray(back)[:, None])
+    def _of(self, slopes: Sequence[Floats]) -> Means:
+        R = np.array(slopes)
+        return Means((R @ self.params)[:, None], R[:, None])
 
     def derivatives(self, frame: pd.DataFrame, name: str) -> NoReturn:
         """Refuse derivatives by a category."""
@@ -137,18 +136,8 @@ class ArmMeans:
             raise NotAvailableError(
                 f"{call}: potential means are of one arm each, and predictions of {self.arm!r} alone"
             )
-        high, low = (
-            self._of([self.arms.index(v) for v in values])
-            for values in (
-                [one.high for one in changes],
-                [one.high if one.low is None else one.low for one in changes],
-            )
-        )
-        single = np.array([one.low is None for one in changes])[:, None]
-        return Means(
-            high.values - np.where(single, 0.0, low.values),
-            high.slopes - np.where(single[..., None], 0.0, low.slopes),
-        )
+        rows = self.rows
+        return self._of([rows[one.high] - (0.0 if one.low is None else rows[one.low]) for one in changes])
 
 
 class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord):
@@ -244,16 +233,17 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     def equations(self) -> pd.DataFrame:
         """Parameters of all equations with standard errors: propensity, outcome models, means."""
         fit = self._fit
-        names = parameter_names(fit.chain, fit.equations, fit.levels, fit.design.names)
-        frame = pd.DataFrame({"estimate": fit.theta, "std_error": np.sqrt(np.diag(fit.cov))}, index=names)
-        return frame
+        errors = np.sqrt(np.diag(fit.cov))
+        names = fit.chain.names(fit.design.names)
+        return pd.DataFrame({"estimate": fit.theta, "std_error": errors}, index=names)
 
     def _response(self, call: str, times: Any = None) -> ArmMeans:
         if times is not None:
             raise ModelError(f"{call}: times: this model predicts no survival; leave the argument out")
-        fit, estimate = self._fit, self.estimate
+        arm, levels = self._fit.request.arm, self._fit.levels
+        known = (arm,), {arm: levels}, {arm: levels[0]}
         over = f"Averages over {self.population}"
-        return ArmMeans(fit.request.arm, fit.levels, estimate.params, self._cov(), over, df=self._df)
+        return ArmMeans(*known, self.estimate.params, self._cov(), over, self._df)
 
     def _effect_words(self) -> tuple[str, str, str]:
         return "difference of potential means", "exponential", "Exponentials"
@@ -298,10 +288,10 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
     _SUMMARY = (
         ("Dep. Variable", "estimate.response", ""),
         ("Treatment", "_fit.request.arm", ""),
-        ("Estimand", "_estimand_line", ""),
-        ("Method", "_method_line", ""),
-        ("Outcome Model", "_outcome_line", ""),
-        ("Propensity Link", "_link_line", ""),
+        ("Estimand", "", lambda fit: f"{fit._fit.request.estimand} ({fit.population})"),
+        ("Method", "_fit.request.method", ""),
+        ("Outcome Model", "_fit", lambda fit: fit.distribution.name if fit.chain.equations.models else ""),
+        ("Propensity Link", "_fit.request.link", lambda link: "" if link == "logit" else link),
         weight_line("Sampling Weights", "var_weights"),
         ("No. Observations", "nobs", ",d"),
         ("Covariance Type", "", clusters_line),
@@ -309,50 +299,23 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         ("Converged", "converged", yes_or_no),
     )
 
-    @property
-    def _estimand_line(self) -> str:
-        return f"{self._fit.request.estimand} ({self.population})"
-
-    @property
-    def _method_line(self) -> str:
-        return str(self._fit.request.method)
-
-    @property
-    def _outcome_line(self) -> str:
-        return str(self._fit.distribution.name) if self._fit.equations.models else ""
-
-    @property
-    def _link_line(self) -> str:
-        return self._fit.request.link if self._fit.equations.propensity != "logit" else ""
-
     def _title(self) -> str:
         return f"{self.model_name} by {METHOD_WORDS[self._fit.request.method]}"
 
     def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         header, coefficients, *rest = super()._sheets(alpha)
-        yield header
-        yield self._arm_sheet()
-        yield coefficients
-        yield from rest
-
-    def _arm_sheet(self) -> Sheet:
-        return arm_sheet(self.arms, ("rows", "mean", "potential mean"))
+        yield from (header, arm_sheet(self.arms, ("rows", "mean", "potential mean")), coefficients, *rest)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         fit, est = self._fit, self.estimate
-        yield from overlap_notes(
-            fit.levels, fit.arms[:, 0], fit.spread, is_bounded(fit.request.estimand, fit.request.target)
-        )
         if self._record.placebo:
             J = len(fit.levels)
             p = float(self.wald_test(np.eye(J)[: J - 1]).pvalue)
             kind = "placebo" if p < DIFFER else "placebo/none"
             yield NOTES.note(kind, response=est.response, p=show_probability(p))
-        if fit.clustering is not None:
-            yield from fit.clustering.notes(est.names, est.terms, None)
-            for shared in fit.shared:
-                yield from shared.note(len(est.blocks), "clusters", TWICE_TOO_SMALL)
+        bounded = is_bounded(fit.request.estimand, fit.request.target)
+        yield from notes_of_arms(fit, est.names, est.terms, len(est.blocks), bounded)
         yield from self._left_out_note()
         if fit.request.target:
             yield NOTES.note("transport", what="outcomes", target=fit.request.target)
@@ -365,24 +328,15 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
 
     def _compare_sites(self) -> Heterogeneity:
         """Compare the sites' own differences between arms; means of an arm may differ between sites."""
-        est, K = self.estimate, len(self.estimate.names) - 1
-        parts, own = [], []
+        K, parts = len(self.estimate.names) - 1, []
         for one in self._fit.local:
-            if one.beta is None:
-                parts.append(one)
-                continue
-            parts.append(replace(one, beta=one.beta[:K], cov=one.cov[:K, :K]))
-            information = np.linalg.inv(one.cov[:K, :K])
-            df = float(max(one.n - len(self._fit.theta), 1))
-            own.append(SiteWelchTerms(information @ (one.beta - est.params)[:K], information, df))
-        if len(own) < 2:
-            raise EstimationError("fewer than two sites released an effect of their own")
-        information = np.asarray(np.linalg.inv(self._cov()[:K, :K]))
-        common = MaskedSiteSums(np.zeros(K), information, np.zeros(2))
-        found = heterogeneity(
-            est.names[:K], est.params[:K], 1.0, parts, sources=(), masked=common, terms=est.terms[:K]
-        )
-        return replace(found, joint=welch_test(own), sources=(), by_parts=False)
+            if one.beta is not None:
+                beta, cov = one.beta[:K], one.cov[:K, :K]
+                information, df = np.linalg.inv(cov), float(max(one.n - len(self._fit.theta), 1))
+                own = SiteWelchTerms(information @ beta, information, df)
+                one = replace(one, beta=beta, cov=cov, own=own)
+            parts.append(one)
+        return compare_own_fits(self.estimate, self._cov(), parts)
 
     def placebo(self, formula: str, **settings: Any) -> Self:
         """Estimate the effect on a placebo outcome, which the treatment cannot have changed.
@@ -462,6 +416,17 @@ class TreatmentResults(SiteFitsResults, saved_as=FORMAT, record=TreatmentRecord)
         return NotAvailableError(
             f"{call}: {why}; potential means are predictions of the levels of {self._fit.request.arm!r}"
         )
+
+
+def notes_of_arms(
+    fit: Any, names: Sequence[str], terms: Sequence[str], n_sites: int, bounded: bool
+) -> Iterator[Note]:
+    """Warn of few rows with weight, and of few clusters; `names` and `terms` are those of estimates."""
+    yield from overlap_notes(fit.levels, fit.arms[:, 0], fit.spread, bounded)
+    if fit.clustering is not None:
+        yield from fit.clustering.notes(names, terms, None)
+        for shared in fit.shared:
+            yield from shared.note(n_sites, "clusters", TWICE_TOO_SMALL)
 
 
 def population_of(estimand: str, target: str, levels: Sequence[LevelValue]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit, ndtri
 
 from fedstat.errors import EstimationError, MessageError, Remedy
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.propensity_weights import CUTS
 from fedstat.federation.design.site_rows import block_means
 from fedstat.federation.disclosure import facts
@@ -38,7 +38,6 @@ from fedstat.kernels.treatment import (
 )
 from fedstat.models.horizontal.overlap import spread_of
 from fedstat.models.horizontal.rows import SUMS, glm_rows, require_response, summed
-from fedstat.models.rows.newton import maximize_own
 from fedstat.models.rows.objective import STANDARDIZED, PredictorObjective, SiteSums, own_part
 from fedstat.models.rows.steps import enter_start, releases_of, rows_in, scores_at
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -103,28 +102,63 @@ class TreatmentRequest:
         """Distribution of the outcome."""
         return distribution_of(self.distribution)
 
-    def equations(self, arms: int) -> TreatmentEquations:
-        """Return the equations for a number of arms."""
-        choices = self.spec.link, self.trim, self.link, bool(self.target)
-        return TreatmentEquations(arms, self.method, self.estimand, *choices)
-
-    def chain(self, arms: int, terms: Sequence[str], term_names: Sequence[str]) -> EquationChain:
-        """Return the columns of every equation; `term_names` are terms of the columns after the constant."""
+    def chain(
+        self, levels: tuple[LevelValue, ...], terms: Sequence[str], term_names: Sequence[str]
+    ) -> StagedChain:
+        """Return the equations for some arms; `term_names` are terms of the columns after the constant."""
 
         def columns(places: Sequence[int]) -> Ints:
             named = {terms[place] for place in places}
             return np.array([0, *(1 + j for j, name in enumerate(term_names) if name in named)])
 
-        models = (self.propensity, self.membership, self.outcome)
-        blocks = (*map(columns, models), np.zeros(1, dtype=np.int64))
-        groups = self.equations(arms).groups
-        return EquationChain(
-            [
-                block
-                for block, group in zip(blocks, groups, strict=True)
-                for _ in range(group.stop - group.start)
-            ]
-        )
+        choices = self.spec.link, self.trim, self.link, bool(self.target)
+        equations = TreatmentEquations(len(levels), self.method, self.estimand, *choices)
+        models = map(columns, (self.propensity, self.membership, self.outcome))
+        blocks = zip((*models, np.zeros(1, dtype=np.int64)), equations.groups, strict=True)
+        listed = [block for block, group in blocks for _ in range(group.stop - group.start)]
+        return StagedChain(listed, equations, levels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedChain(EquationChain):
+    """Equations of an estimator for some arms, in stages that are solved one after the other."""
+
+    equations: TreatmentEquations
+    levels: tuple[LevelValue, ...]
+
+    def of_stage(self, stage: int) -> Bools:
+        """Mark the parameters of a stage, (q,)."""
+        mask = np.zeros(self.size, dtype=np.bool_)
+        for place in self.places[self.equations.groups[stage]]:
+            mask[place] = True
+        return mask
+
+    def names(self, columns: Sequence[str]) -> list[str]:
+        """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
+        P, S, Q, M = self.equations.groups
+        heads = [f"propensity {level}: " for level in self.levels[1:]][: P.stop]
+        heads += ["target: "][: S.stop - S.start]
+        heads += [f"outcome {level}: " for level in self.levels][: Q.stop - Q.start]
+        blocks = zip(heads, self.columns, strict=False)
+        found = [f"{head}{columns[j]}" for head, block in blocks for j in block.tolist()]
+        return [*found, *[f"mean {level}" for level in self.levels][: M.stop - M.start]]
+
+    def first(self, arms: Floats, distribution: DistributionSpec) -> Floats:
+        """Parameters (q,) with shares and mean outcomes of the arms, from their sums (J, 2 or 3)."""
+        theta, (P, _, Q, _) = np.zeros(self.size), self.equations.groups
+        constants, weight = np.array([place.start for place in self.places]), weights_of(arms)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            odds = weight[1:] / weight[0]
+            start = np.log(odds) if self.equations.propensity == "logit" else ndtri(odds / (1.0 + odds))
+            theta[constants[P]] = start[: P.stop]
+            link = LINKS[distribution.link].link
+            theta[constants[Q]] = link(arms[:, 1] / weight)[: Q.stop - Q.start]
+        return theta
+
+
+def weights_of(arms: Floats) -> Floats:
+    """Return the weights of the arms (J,) from their sums (J, 2 or 3), which are rows if there are none."""
+    return np.asarray(arms[:, 2 if arms.shape[1] > 2 else 0])
 
 
 class ArmRows(NamedTuple):
@@ -135,26 +169,6 @@ class ArmRows(NamedTuple):
     y: Floats
     weight: Floats
     offset: Floats
-
-
-def first_parameters(
-    arms: Floats, chain: EquationChain, equations: TreatmentEquations, distribution: DistributionSpec
-) -> Floats:
-    """Parameters (q,) with the shares of the arms and their mean outcomes, from sums `arms` (J, 2 or 3)."""
-    theta, (P, _, Q, _) = np.zeros(chain.size), equations.groups
-    first, weight = np.array([place.start for place in chain.places]), weights_of(arms)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        odds = weight[1:] / weight[0]
-        start = np.log(odds) if equations.propensity == "logit" else ndtri(odds / (1.0 + odds))
-        theta[first[P]] = start[: P.stop]
-        link = LINKS[distribution.link].link
-        theta[first[Q]] = link(arms[:, 1] / weight)[: Q.stop - Q.start]
-    return theta
-
-
-def weights_of(arms: Floats) -> Floats:
-    """Return the weights of the arms (J,) from their sums (J, 2 or 3), which are rows if there are none."""
-    return np.asarray(arms[:, 2 if arms.shape[1] > 2 else 0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,8 +193,15 @@ class SiteTreatment(PredictorObjective):
     unbounded = "separated arms or outcomes"
 
     request: TreatmentRequest
-    levels: tuple[LevelValue, ...]
+    chain: StagedChain
     stage: int = ALL
+
+    @classmethod
+    def of(
+        cls, opened: OpenRows, request: TreatmentRequest, n: int, levels: tuple[LevelValue, ...]
+    ) -> SiteTreatment:
+        """Return the rows with the equations of a request."""
+        return cls(opened, request, n, request.chain(levels, opened.question.terms, opened.term_names))
 
     @classmethod
     def begin(
@@ -201,7 +222,7 @@ class SiteTreatment(PredictorObjective):
             or not all(0 <= place < len(question.terms) for place in places)
         ):
             raise MessageError(f"{data.name}: the model did not open this treatment with its terms")
-        site = cls(opened, request, state.entities, levels)
+        site = cls.of(opened, request, state.entities, levels)
         for rows, X in opened.chunks() if question.response else ():
             require_response(data.name, glm_rows(rows, X), request.spec, question.response)
         state.report(*site.products_by_arm())
@@ -216,12 +237,12 @@ class SiteTreatment(PredictorObjective):
     @property
     def equations(self) -> TreatmentEquations:
         """Equations of the estimator."""
-        return self.request.equations(len(self.levels))
+        return self.chain.equations
 
     @property
-    def chain(self) -> EquationChain:
-        """Columns of every equation."""
-        return self.request.chain(len(self.levels), self.opened.question.terms, self.opened.term_names)
+    def levels(self) -> tuple[LevelValue, ...]:
+        """The arms, the control first."""
+        return self.chain.levels
 
     @property
     def matrices(self) -> Floats:
@@ -244,11 +265,10 @@ class SiteTreatment(PredictorObjective):
             y = rows.y if self.opened.question.response else np.zeros(len(X))
             weight = rows.weights.get("var_weights", np.ones(len(X)))
             offset = np.zeros(len(X)) if rows.offset is None else rows.offset
+            whole = ArmRows(X, arm, y, weight, offset)
             # In parts, since derivatives by pairs of predictors are held for all rows of one.
             for start in range(0, len(X), BLOCK):
-                part = slice(start, start + BLOCK)
-                values = (y[part], weight[part], offset[part])
-                yield ArmRows(X[part], arm[part], *values)
+                yield ArmRows(*(one[start : start + BLOCK] for one in whole))
 
     @property
     def arms(self) -> Floats:
@@ -293,36 +313,36 @@ class SiteTreatment(PredictorObjective):
 
     def sums(self, own: Floats) -> SiteSums:
         """Sum over the rows."""
-        chain, loglik, points = self.chain, 0.0, []
+        chain, loglik = self.chain, 0.0
         spread = np.zeros((2, len(chain.columns) + len(self.equations.pairs(self.stage))))
         score, information = np.zeros(chain.size), np.zeros((chain.size, chain.size))
         for rows in self.chunks():
-            points.append((self.predictors(rows, own), rows.arm))
-            part, g, H = self.residuals_of(rows, points[-1][0])
+            part, g, H = self.residuals_of(rows, self.predictors(rows, own))
             loglik += float(part.sum())
             score += chain.score(rows.X, g)
             information -= chain.derivative(rows.X, H)
             sizes = np.abs(self.factors(g, H))
             spread += [sizes.sum(axis=0), np.einsum("ik,ik->k", sizes, sizes)]
-        return SiteSums(loglik, score, information, spread.T, lambda: self.is_flat(points))
+        return SiteSums(loglik, score, information, spread.T, lambda: self.is_flat(own))
 
-    def is_flat(self, points: Iterable[tuple[Floats, Ints]]) -> bool:
+    def is_flat(self, own: Floats) -> bool:
         """Return whether probabilities of arms, or of a binary outcome, are 0 or 1 at nearly all rows.
 
-        Score and weights are then sums over the rows on one side of a cut. `points` has the predictors and
-        arms of parts of the rows.
+        Score and weights are then sums over the rows on one side of a cut.
         """
-        (P, S, Q, _), J = self.equations.groups, len(self.levels)
-        errors, mass = np.zeros(3), np.zeros((3, J))
-        for eta, arm in points:
+        P, S, Q, _ = self.equations.groups
+        errors, mass = np.zeros(3), np.zeros((3, len(self.levels)))
+        for rows in self.chunks():
+            eta, found = self.predictors(rows, own), {}
             if self.equations.weighs:
-                E = arm_probabilities(eta[:, P], self.request.link)
-                errors[0] += (1.0 - (E**2).sum(axis=1)).sum()
-                mass[0] += E.sum(axis=0)
+                found[0] = arm_probabilities(eta[:, P], self.request.link)
             if self.equations.models and self.request.spec.name == "Binomial":
-                add_errors(errors, mass, 1, expit(eta[:, Q])[np.arange(len(eta)), arm])
+                found[1] = both_ways(expit(eta[:, Q])[np.arange(len(eta)), rows.arm])
             if S.stop > S.start:
-                add_errors(errors, mass, 2, expit(eta[:, S.start]))
+                found[2] = both_ways(expit(eta[:, S.start]))
+            for place, E in found.items():
+                errors[place] += (1.0 - (E**2).sum(axis=1)).sum()
+                mass[place, : E.shape[1]] += E.sum(axis=0)
         rest = mass.sum(axis=1) - mass.max(axis=1)
         return bool((errors < FLAT * rest).any())
 
@@ -346,20 +366,15 @@ class SiteTreatment(PredictorObjective):
     def terms(self, own: Floats) -> Mapping[str, Sequence[facts.RowTerms]]:
         """Return the terms of the sums, whose weights are linear in the outcome."""
         found: dict[str, list[facts.RowTerms]] = {"score": [], "information": []}
-        chain, M = self.chain, self.matrices
         for rows in self.chunks():
-            for name, j, k, weights, times in self._linear(rows, own):
-                left = rows.X[:, chain.columns[j]] @ M[j][chain.columns[j]]
-                right = (
-                    np.ones((len(rows.y), 1))
-                    if k < 0
-                    else rows.X[:, chain.columns[k]] @ M[k][chain.columns[k]]
-                )
-                found[name].append(facts.RowTerms(left, weights, right, times))
+            for name, term in self.terms_of(rows, own, self.columns_of(rows.X)):
+                found[name].append(term)
         return found
 
-    def _linear(self, rows: ArmRows, own: Floats) -> Iterator[tuple[str, int, int, Floats, Floats | None]]:
-        """Yield the sum, equation and predictor, weights (m, 1), and the outcome where it multiplies them."""
+    def terms_of(
+        self, rows: ArmRows, own: Floats, columns: Sequence[Floats]
+    ) -> Iterator[tuple[str, facts.RowTerms]]:
+        """Yield terms of rows, each with the name of its sum; `columns` are those of each equation."""
         eta = self.predictors(rows, own)
         zero, one = (
             self.residuals_of(rows._replace(y=np.full_like(rows.y, value)), eta) for value in (0.0, 1.0)
@@ -370,11 +385,12 @@ class SiteTreatment(PredictorObjective):
         ):
             for j, k in pairs:
                 at = (slice(None), j) if k < 0 else (slice(None), j, k)
+                right = np.ones((len(rows.y), 1)) if k < 0 else columns[k]
                 start = sign * zero[place][at][:, None]
-                slope = sign * one[place][at][:, None] - start
-                yield name, j, k, start, None
+                yield name, facts.RowTerms(columns[j], start, right)
                 if j >= self.equations.weighing.stop:  # models of weights have no outcome
-                    yield name, j, k, slope, rows.y
+                    slope = sign * one[place][at][:, None] - start
+                    yield name, facts.RowTerms(columns[j], slope, right, rows.y)
 
     def vectors(self, own: Floats) -> Floats:
         """Return the weights by which columns are multiplied, (n, k)."""
@@ -393,7 +409,7 @@ class SiteTreatment(PredictorObjective):
         """Declare the products of the rows' scores, within equations and of two equations."""
         yield from self.products_of(self.residuals(own))
         columns = ("constant", *self.opened.names)
-        names = parameter_names(self.chain, self.equations, self.levels, columns)
+        names = self.chain.names(columns)
         scores = (self.chain.scores(X, g) for X, _, g, _ in self.rows_at(own))
         yield facts.SummedProducts(lambda: scores, names)
 
@@ -413,7 +429,7 @@ class SiteTreatment(PredictorObjective):
     @property
     def first(self) -> Floats:
         """Parameters with the shares of the arms and their mean outcomes."""
-        return first_parameters(self.arms, self.chain, self.equations, self.request.spec)
+        return self.chain.first(self.arms, self.request.spec)
 
     def lacks(self) -> str:
         """Require rows of each arm, and an outcome."""
@@ -470,26 +486,14 @@ class SiteTreatment(PredictorObjective):
         """Solve the equations of the site's rows: ``beta`` (J,) and ``cov`` (J, J), zero without a fit."""
         arrays: dict[str, Array] = {name: np.zeros(shape) for name, shape in self.own_shapes.items()}
         # The site's own effect is that in its own rows.
-        here = replace(self, request=replace(self.request, target=""))
-        own, problem, known = here.first, here.lacks(), here.known
-        for stage in here.equations.stages:
-            part, site = known & parameters_of(here.chain, here.equations, stage), here.at(stage)
-            inside = np.ix_(part, part)
-
-            def at(
-                values: Floats, part: Bools = part, site: SiteTreatment = site, inside: Any = inside
-            ) -> Any:
-                trial = own.copy()
-                trial[part] = values
-                now = site.sums(trial)
-                return now.loglik, now.score[part], now.information[inside]
-
+        here = self.of(self.opened, replace(self.request, target=""), self.n, self.levels)
+        chain, own, problem, known = here.chain, here.first, here.lacks(), here.known
+        for stage in chain.equations.stages:
             if not problem:
-                found, _, problem = maximize_own(at, own[part], self.unbounded)
-                own[part] = found
+                own, _, problem = here.at(stage).maximized(own, known & chain.of_stage(stage))
         if problem:
             return arrays, problem
-        chain, A, B = here.chain, np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
+        A, B = np.zeros((len(own), len(own))), np.zeros((len(own), len(own)))
         for X, _, g, H in here.at(ALL).rows_at(own):
             A, B = A + chain.derivative(X, H), B + chain.products(X, g)
         try:
@@ -500,34 +504,9 @@ class SiteTreatment(PredictorObjective):
         return {"beta": own[-J:], "cov": V[-J:, -J:]}, ""
 
 
-def add_errors(errors: Floats, mass: Floats, place: int, p: Floats) -> None:
-    """Add errors of prediction and expected numbers of two outcomes at probabilities (m,)."""
-    errors[place] += (2.0 * p * (1.0 - p)).sum()
-    mass[place, :2] += p.sum(), (1.0 - p).sum()
-
-
-def parameters_of(chain: EquationChain, equations: TreatmentEquations, stage: int) -> Bools:
-    """Mark the parameters of a stage, (q,)."""
-    mask = np.zeros(chain.size, dtype=np.bool_)
-    for place in chain.places[equations.groups[stage]]:
-        mask[place] = True
-    return mask
-
-
-def parameter_names(
-    chain: EquationChain, equations: TreatmentEquations, levels: Sequence[LevelValue], columns: Sequence[str]
-) -> list[str]:
-    """Names of the parameters, such as ``"propensity surgery: age"`` and ``"mean surgery"``."""
-    P, S, Q, _ = equations.groups
-    heads = [f"propensity {level}: " for level in levels[1:]][: P.stop]
-    heads += ["target: "][: S.stop - S.start]
-    heads += [f"outcome {level}: " for level in levels][: Q.stop - Q.start]
-    found = [
-        f"{head}{columns[j]}"
-        for head, block in zip(heads, chain.columns, strict=False)
-        for j in block.tolist()
-    ]
-    return [*found, *(f"mean {level}" for level in levels if equations.estimates)]
+def both_ways(p: Floats) -> Floats:
+    """Return the probabilities (m, 2) of two outcomes from those of one."""
+    return np.column_stack([p, 1.0 - p])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -545,12 +524,9 @@ class TreatmentBlock(facts.RowBlock):
     def terms(self, point: Any) -> list[facts.RowTerms]:
         """Terms of the sums at a point."""
         own, stage = point
-        site, X, one = self.site.at(stage), self.rows.X, np.ones((len(self.rows.y), 1))
-        C = [X[:, columns] for columns in site.chain.columns]
-        return [
-            facts.RowTerms(C[j], weights, one if k < 0 else C[k], times)
-            for _, j, k, weights, times in site._linear(self.rows, np.frombuffer(own))
-        ]
+        site = self.site.at(stage)
+        columns = [self.rows.X[:, one] for one in site.chain.columns]
+        return [term for _, term in site.terms_of(self.rows, np.frombuffer(own), columns)]
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Return the weights of rows in the sums at points, (m, k)."""
@@ -560,9 +536,7 @@ class TreatmentBlock(facts.RowBlock):
 
     def every(self, first: int, step: int) -> TreatmentBlock:
         """Return every n-th row, from the first on."""
-        X, arm, y, weight, offset = self.rows
-        values = (one[first::step] for one in (y, weight, offset))
-        return replace(self, rows=ArmRows(X[first::step], arm[first::step], *values))
+        return replace(self, rows=ArmRows(*(one[first::step] for one in self.rows)))
 
 
 enter_start(SiteTreatment)
@@ -574,9 +548,7 @@ enter_start(SiteTreatment)
     takes={**STANDARDIZED, "stage": control("stage of the chain", 0)},
     releases=releases_of(SiteTreatment),
 )
-def sum_scores(
-    data: SiteData, state: State, stage: Array, shift: Floats, scale: Floats, beta: Floats
-) -> dict[str, Array]:
+def sum_scores(data: SiteData, state: State, stage: Array, **point: Floats) -> dict[str, Array]:
     """Sum the equations of a stage over the rows: models of weights, outcome models, means, or all.
 
     Released are ``score`` (q,), ``information`` (q, q), minus the derivative of the score, and ``loglik``.
@@ -585,7 +557,7 @@ def sum_scores(
     if not PROPENSITY <= int(stage) <= ALL:
         raise MessageError(f"{data.name}: there is no stage {int(stage)} of the chain")
     site = rows_in(state, SiteTreatment).at(int(stage))
-    return scores_at(state, site, site.place(shift, scale, beta))
+    return scores_at(state, site, site.place(**point))
 
 
 @step(
@@ -598,20 +570,14 @@ def sum_scores(
         "spread": summed("sums of weights, their squares and fourth powers, by arm", 2, optional=True),
     },
 )
-def sum_products(
-    data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats
-) -> dict[str, Array]:
+def sum_products(data: SiteData, state: State, **point: Floats) -> dict[str, Array]:
     """Sum outer products of the estimating functions of rows, or of clusters: ``products`` (q, q).
 
     Released are also the number of ``clusters``, and the ``spread`` (J, 3) of weights.
     """
     site = rows_in(state, SiteTreatment).at(ALL)
-    own, C = site.place(shift, scale, beta)
-
-    def flat() -> bool:
-        return site.is_flat((site.predictors(rows, own), rows.arm) for rows in site.chunks())
-
-    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=flat)
+    own, C = site.place(**point)
+    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=lambda: site.is_flat(own))
     state.report(*site.facts_at(own, unsummed), *site.products_at(own))
     arrays: dict[str, Array] = {}
     if site.request.clusters:
@@ -621,8 +587,8 @@ def sum_products(
         total = np.sum([site.chain.products(X, g) for X, _, g, _ in site.rows_at(own)], axis=0)
     if site.equations.weighs:
         blocks = [BalanceBlock(site, rows) for rows in site.chunks()]
-        point = report_arms(state, site, own, blocks)
-        total_of = np.sum([spread_of(block.vectors((point,))) for block in blocks], axis=0)
+        at = report_arms(state, site, own, blocks)
+        total_of = np.sum([spread_of(block.vectors((at,))) for block in blocks], axis=0)
         arrays["spread"] = total_of[len(site.levels) :, 1:]
     return arrays | {"products": C.T @ total @ C}
 

@@ -22,6 +22,7 @@ def patients(n_sites=6, rows=40):
     n = n_sites * rows
     frame = pd.DataFrame({"x": rng.normal(size=n), "z": rng.normal(size=n)})
     frame["y"] = (rng.random(n) < 1 / (1 + np.exp(-frame["x"]))).astype(int)
+    frame["time"], frame["arm"] = 1.0 + np.arange(n) % 7, np.arange(n) % 2
     return frame.assign(h=np.repeat([f"s{k}" for k in range(n_sites)], rows))
 
 
@@ -44,9 +45,9 @@ def six_sites():
     return fs.ClientPartition.from_frame(patients(), by="h", policy="strict")
 
 
-def connected(turn, quorum=5, **how):
+def connected(turn, quorum=5, complete=None, **how):
     """Six sites, one of which is lost at request `turn`; they keep the same state of rows in each run."""
-    complete = six_sites()
+    complete = complete or six_sites()
     answers = {
         name: Dying(site, turn, **how) if name == LOST else site for name, site in complete.sites.items()
     }
@@ -90,6 +91,27 @@ def test_at_every_question_the_fit_is_that_of_the_others(fit):
         before = result.ledger.to_frame().query("round <= @lost.round")
         assert result.ledger.rounds == lost.round + expected.ledger.rounds
         assert (LOST in set(before["sender"])) == (turn > 1)
+
+
+def balanced(partition):
+    return fs.TreatmentEffect.from_formula("time ~ 1", partition, treatment="arm ~ x").balance()
+
+
+def timed(partition):
+    model = fs.SurvivalEffect.from_formula("Surv(time, y) ~ 1", partition, treatment="arm ~ x")
+    return model.fit()
+
+
+def curve(partition):
+    return fs.KaplanMeier.from_formula("Surv(time, y) ~ 1", partition).fit(grid=[4, 7])
+
+
+@pytest.mark.parametrize("fit", [balanced, timed, curve])
+def test_results_without_coefficients_name_the_lost_site(fit):
+    partition, _ = connected(5, complete=fs.ClientPartition.from_frame(patients(), by="h"))
+    with pytest.warns(DataWarning, match=f"'{LOST}' was lost"):
+        result = fit(partition)
+    assert f"'{LOST}' was lost in round" in str(result.summary(notes="all"))
 
 
 def test_a_receipt_that_hides_who_was_lost_does_not_verify():

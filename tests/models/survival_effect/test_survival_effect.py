@@ -144,7 +144,7 @@ def test_influences_are_numerical_derivatives(apart, arms, causes, ties):
     def estimates(w):
         cells = WeightedCells(edges, w, counts)
         curves = (cells.incidence @ functionals.T).ravel()
-        return curves if ties is None else np.append(curves, hazard_ratios(cells, ties).params)
+        return curves if ties is None else np.append(curves, hazard_ratios(cells, ties)[0])
 
     cells = WeightedCells(edges, weights, counts)
     assert_allclose(1.0 - cells.incidence.sum(axis=1), cells.survival, rtol=1e-12)
