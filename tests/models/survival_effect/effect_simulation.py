@@ -1,14 +1,16 @@
 """Simulations of effects of a treatment, with the pooled arithmetic that tests compare with federated fits.
 
 ``python tests/models/survival_effect/effect_simulation.py coverage 500`` prints the table of coverage,
-`robustness` augmented weighting with wrong models, `trials` a comparison of weighted Cox models, `overlap`
-the coverage by the rule of poor overlap, and `transport` that in the rows of one site.
+`robustness` augmented weighting with wrong models, `trials` a comparison of weighted Cox models, `published`
+the same for settings whose estimates are published, `overlap` the coverage by the rule of poor overlap, and
+`transport` that in the rows of one site.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
@@ -234,12 +236,14 @@ def double_robustness(replications: int, n: int = 2000) -> pd.DataFrame:
     return pd.DataFrame.from_dict(table, orient="index", columns=["bias", "mean error", "coverage"])
 
 
-def draw_trial(n: int, shift: float, ratio: float, rng: np.random.Generator) -> pd.DataFrame:
+def draw_trial(
+    n: int, shift: float, ratio: float, rng: np.random.Generator, late: bool = False
+) -> pd.DataFrame:
     """Draw a trial with an external control arm by the design of Ogier du Terrail et al. (2025, FedECA).
 
     Ten correlated normal covariates have drawn coefficients in the hazard, and in the arm by the `shift`;
-    `ratio` is the hazard ratio given the covariates, the baseline that of Weibull times. A third to a half of
-    the rows are censored.
+    `ratio` is the hazard ratio given the covariates, the baseline that of Weibull times. About two thirds of
+    the rows are censored; with `late` at the time of their event, as in the published program.
     """
     p = 10
     root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(p), np.arange(p))))
@@ -248,7 +252,12 @@ def draw_trial(n: int, shift: float, ratio: float, rng: np.random.Generator) -> 
     hazard = np.exp(X @ rng.normal(size=p) + t * np.log(ratio))
     time = 10.0 * (rng.exponential(size=n) / hazard) ** (1.0 / 3.0)
     end = rng.exponential(0.5 * time.mean(), n)
-    columns = {"site": 0, "t": t, "time": np.minimum(time, end), "event": (time <= end) * 1.0}
+    columns = {
+        "site": 0,
+        "t": t,
+        "time": time if late else np.minimum(time, end),
+        "event": (time <= end) * 1.0,
+    }
     return pd.DataFrame(X, columns=[f"x{j}" for j in range(p)]).assign(**columns)
 
 
@@ -257,20 +266,32 @@ def federated_trials(replications: int) -> pd.DataFrame:
 
     The settings are those of the article: 700 rows by shift, and the strongest shift by rows.
     """
+    settings = (*((700, 0.5 * k) for k in range(5)), *((n, 2.0) for n in (300, 500, 900, 1100)))
+    return weighted_trials(((n, shift, ratio) for n, shift in settings for ratio in (1.0, 0.4)), replications)
+
+
+def published_trials(replications: int) -> pd.DataFrame:
+    """Return the same for the settings of the published estimates: 1,000 rows, a hazard ratio of 0.4."""
+    return weighted_trials(((1000, 0.5 * k, 0.4) for k in range(5)), replications, late=True)
+
+
+def weighted_trials(
+    settings: Iterable[tuple[int, float, float]], replications: int, late: bool = False
+) -> pd.DataFrame:
+    """Return estimates, errors and rejected tests by rows, shift and hazard ratio."""
     rows = {}
-    for n, shift in (*((700, 0.5 * k) for k in range(5)), *((n, 2.0) for n in (300, 500, 900, 1100))):
-        for ratio in (1.0, 0.4):
-            rng, found = np.random.default_rng([7, n, int(2 * shift), int(10 * ratio)]), []
-            for _ in range(replications):
-                d = draw_trial(n, shift, ratio, rng)
-                t, X = d["t"].to_numpy(), d.filter(regex="^x").to_numpy()
-                p = Propensity.fit(t, np.column_stack([np.ones(n), X]))
-                value, influences = hazard_influences(p, d)
-                found.append([value, np.linalg.norm(p.stacked(influences)), np.linalg.norm(influences)])
-            value, *errors = np.array(found).T
-            rejected = [(np.abs(value) > Z95 * error).mean() for error in errors]
-            means = (value.mean(), value.std(ddof=1), *(error.mean() for error in errors))
-            rows[n, shift, ratio] = (*means, *rejected)
+    for n, shift, ratio in settings:
+        rng, found = np.random.default_rng([7, n, int(2 * shift), int(10 * ratio)]), []
+        for _ in range(replications):
+            d = draw_trial(n, shift, ratio, rng, late)
+            t, X = d["t"].to_numpy(), d.filter(regex="^x").to_numpy()
+            p = Propensity.fit(t, np.column_stack([np.ones(n), X]))
+            value, influences = hazard_influences(p, d)
+            found.append([value, np.linalg.norm(p.stacked(influences)), np.linalg.norm(influences)])
+        value, *errors = np.array(found).T
+        rejected = [(np.abs(value) > Z95 * error).mean() for error in errors]
+        means = (value.mean(), value.std(ddof=1), *(error.mean() for error in errors))
+        rows[n, shift, ratio] = (*means, *rejected)
     names = ["mean", "deviation", "stacked error", "robust error", "rejected", "rejected, robust"]
     index = pd.MultiIndex.from_tuples(rows, names=["rows", "shift", "hazard ratio"])
     return pd.DataFrame(rows.values(), index, names)
@@ -336,6 +357,7 @@ if __name__ == "__main__":
         "coverage": coverage_table,
         "robustness": double_robustness,
         "trials": federated_trials,
+        "published": published_trials,
         "overlap": overlap_rule,
         "transport": transport,
     }
