@@ -208,7 +208,8 @@ class SurvivalEffect(TreatmentEffect):
             last end.
         times : sequence of float, optional
             Times at which curves have standard errors, at most twelve; by default four. A time between two
-            ends is replaced by the end before it.
+            ends is replaced by the end before it. Each time needs more sums over the rows of an arm: a strict
+            site with few rows may refuse four times and release one, ``times=[36]``.
         baseline : {"site", "common"}
             Whether the hazard ratio supposes a baseline hazard for each site (and stratum), with exact times,
             or one for all sites, with times at the ends of the grid. In a Cox model of the hazard of any

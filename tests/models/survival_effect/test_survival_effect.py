@@ -433,3 +433,11 @@ def test_stacked_errors_keep_the_level_of_tests_and_robust_ones_are_conservative
     assert null["rejected"].between(0.03, 0.075).all()
     assert (null["rejected, robust"] < 0.025).all()
     assert (effect["rejected"] > effect["rejected, robust"] + 0.05).all()
+
+
+def test_a_strict_site_with_few_rows_releases_fewer_times():
+    strict = {"table": fs.datasets.make_survival(), "policy": "strict"}
+    with pytest.raises(PolicyError, match="Ulm"):
+        model(**strict).fit(grid=6, until=36)
+    found = model(**strict).fit(grid=6, until=36, times=[36]).tidy()
+    assert set(found["time"].dropna()) == {36.0}
