@@ -739,6 +739,7 @@ NOT_ROWS = no(
 )
 OWN_CLUSTERS = no("clusters are part of the model: its tests compare small-sample errors", "few clusters")
 NOTHING_MADE = no("no member returns another result with estimates", "inherited")
+NO_KEYS = no("its sites hold rows, and it has no groups of rows", "keys")
 GROUP = no(
     "its covariate is a group, which has no unit", "scaled", "infinite values", "texts of numbers", "splines"
 )
@@ -806,8 +807,13 @@ CURVES = {
     **no("the times of the grid are those that all sites allow", "number of sites"),
 }
 
+WITH_KEYS = ("FederatedGEE", "FederatedMixed")
+"""Families of rows with the people of the table as groups."""
+
 FAMILIES = {
-    family.name: family
+    family.name: replace(family, gaps={**NO_KEYS, **family.gaps})
+    if family.layout == "rows" and family.name not in WITH_KEYS
+    else family
     for family in (
         *(model(name, "rows", name, PLAIN[name], "x") for name in PLAIN if name != "FederatedOLS"),
         model(
