@@ -103,11 +103,10 @@ def test_one_division_serves_all_methods_where_answers_are_remembered():
     """Mean imputation after VFEM: the records that merged patterns set aside stay aside, and it passes."""
     frames = fs.datasets.load_sme()
     fits = {}
-    for policy in ("open", "strict"):
+    for policy, methods in {"open": ("vfem", "impute"), "strict": ("vfem", "impute", "vfem")}.items():
         partition = fs.ClientPartition.from_frames(frames, on="enterprise_id", policy=policy)
         fits[policy] = [
-            fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit(method=method)
-            for method in ("vfem", "impute", "vfem")
+            fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit(method=method) for method in methods
         ]
     first, imputed, again = fits["strict"]
     # Values are dithered before they are summed, by secrets of the sites.

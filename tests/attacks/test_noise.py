@@ -198,7 +198,7 @@ def audit(rho, times):
 
 def test_the_worst_pair_of_records_at_the_site(monkeypatch):
     """The interval contains mu = 1 for noise that pays for mu = 1, and not for half of that noise."""
-    rho, mu, times = Fraction(1, 2), 1.0, 1500
+    rho, mu, times = Fraction(1, 2), 1.0, 600
     low, high = audit(rho, times)
     # The discrete noise loses a little of the Gaussian's mu.
     assert low <= mu and high >= 0.85 * mu
