@@ -22,6 +22,7 @@ from attacker.influence import (
     examine_all,
     judge,
     partition_of,
+    rows_used,
     run,
 )
 from attacker.tables import Structure
@@ -119,7 +120,8 @@ def test_all_families_of_rows_are_attacked(monkeypatch):
 
 
 def test_calls_of_all_kinds_run_on_an_open_site():
-    rng, (_, table) = np.random.default_rng(0), drawn(5, 90)
+    rng = np.random.default_rng(0)
+    table = replace(drawn(5, 90)[0], incomplete=True).fill(rng)
     answered = defaultdict(int)
     for kind in KINDS:
         for _ in range(3):
@@ -132,9 +134,20 @@ def test_calls_of_all_kinds_run_on_an_open_site():
 # The others have sums over groups that three sites mask, and a column that is zero but in three rows.
 @pytest.mark.parametrize("seed", [700_003, 700_054, pytest.param(700_122, marks=pytest.mark.attack)])
 def test_sequences_that_singled_out_rows_do_so_no_more(seed):
-    assert not examine(
-        seed, Examined(), kinds=tuple(kind for kind in KINDS if kind not in ("aft", "treatment", "weighted"))
-    )
+    assert not examine(seed, Examined(), kinds=tuple(KINDS)[: [*KINDS].index("aft")])
+
+
+def test_a_site_that_leaves_out_rows_is_examined_over_the_rows_that_it_used():
+    """Few rows lack m: after an analysis of m, others use fewer rows, and their sums are computed again."""
+    structure, table = drawn(5, 65)
+    at = partition_of({"A": table}, replace(fs.Policy.strict(), masked_only=False, min_own_rows=0))
+    passed = [run(model("FederatedOLS", f"y ~ {name}", OWN_NOT), at)["A"] for name in ("z", "m", "z")]
+    used = [rows_used(at.sites["A"])] * len(passed)
+    assert used[0] and not all(rows.all() for rows in used[0].values())
+    for rows, is_read in ((used, True), (None, False)):
+        examined = Examined()
+        assert not judge("A", table, structure, passed, np.random.default_rng(2), examined, 3, rows)
+        assert any("sum" in step for step in examined.unread) != is_read
 
 
 def test_no_family_singles_out_rows_under_the_strict_policy():

@@ -298,6 +298,49 @@ def subsets(rng: Random) -> Call:
     )
 
 
+def absorbed(rng: Random) -> Call:
+    """Least squares within the levels of a column."""
+    by, formula = one(rng, ("person", "g", "h", "x")), f"y ~ {terms(rng, 'y')}"
+    given = one(rng, (*OWN, {"cov_type": "HC1"}, {"cov_type": "cluster", "cov_kwds": {"groups": by}}))
+    return model("FederatedOLS", f"{formula} | {by}", given)
+
+
+SPLINES = (
+    "bs(z, df=4)",
+    "cr(u, df=4, constraints='center')",
+    "bs(amount, df=4)",
+    "cr(s, df=3, constraints='center')",
+    "bs(c, df=4, degree=1)",
+)
+
+
+def splines(rng: Random) -> Call:
+    """Splines of a column, alone or in the rows of an indicator, in models of several responses."""
+    name, left, settings = one(
+        rng,
+        (
+            ("FederatedOLS", "y", {}),
+            ("GLORE", "e", {}),
+            ("FederatedGLM", "k", {"family": FAMILIES["poisson"]}),
+            ("FederatedCox", "Surv(t, e)", {}),
+        ),
+    )
+    spline, rest = one(rng, ("", "", "a:")) + one(rng, SPLINES), one(rng, ("", " + a", " + x", " + b"))
+    return model(name, f"{left} ~ {spline}{rest}", one(rng, OWN), **settings)
+
+
+def imputed(rng: Random) -> Call:
+    """Chained equations of a column that lacks cells, and a regression on the completed tables."""
+    formula = f"y ~ v + {one(rng, ('z', 'a', 'x', 'a + z', 'g'))}"
+
+    def run(partition: fs.ClientPartition) -> Any:
+        made = fs.impute(partition, formula, m=2, iterations=1, seed=1)
+        return made.fit(lambda one: fs.FederatedOLS.from_formula(formula, one).fit())
+
+    return Call(f"impute {formula}", run)
+
+
+# Noise is left to the tests of budgets: sites with a budget refuse exact sums, and no noisy number is a sum.
 KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "ols": (ols, ("FederatedOLS",)),
     "clusters": (clusters, ("FederatedOLS", "GLORE")),
@@ -319,6 +362,9 @@ KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "aft": (aft, ("FederatedAFT",)),
     "treatment": (treatment, ("TreatmentEffect", "SurvivalEffect")),
     "weighted": (weighted, ("FederatedOLS", "FederatedGLM", "FederatedGEE", "FederatedCox")),
+    "absorbed": (absorbed, ("FederatedOLS",)),
+    "splines": (splines, ("FederatedOLS", "GLORE", "FederatedGLM", "FederatedCox")),
+    "imputed": (imputed, ("impute",)),
 }
 """How calls of a kind are drawn, and the public names that they use."""
 

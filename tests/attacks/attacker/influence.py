@@ -3,6 +3,10 @@
 A number of a reply is computed again without row i. Its difference is the term of row i where the number is a
 sum over rows, which is tried with pairs of rows. The oracle judges the terms of all sums of a sequence,
 refused analyses included; a number that is no sum may not depend on few rows alone.
+
+First the sums of one site are judged. Where three sites mask them, nobody has these, and a combination that
+is zero in all but a few rows of one site need not be zero at the others. So a finding counts if the totals
+over the sites single out rows, too.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,17 +30,20 @@ from attacker.calls import KINDS, Call, draw_call
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import FedstatError
+from fedstat.federation.design import site_rows
 from fedstat.federation.disclosure.checks import RequestContext
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.request_checks import record_step
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, Site
 from fedstat.federation.disclosure.state import SiteTrust, State
 from fedstat.federation.message import Reply, Request
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 FEWEST_ROWS, MOST_ROWS, MOST_ANALYSES, MOST_DRAWS, FEWEST = 45, 65, 3, 16, 3
 ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1, max_parameters=1e9)
 FEWEST_DRAWS = 7
+FEWEST_TOTALS = 3
+"""Draws for sums over all sites, which have more rows than sums; a matrix has half of its entries twice."""
 KEYS_ALONE = (RECEIPT_FAMILY, "secure")
 """Families whose replies depend on keys and the ledger, and not on rows."""
 ROUNDING = 1e-9
@@ -110,7 +117,19 @@ def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
 
 
 REFUSING = fs.Policy.strict(small_differences="refuse")
-"""Which rows a site leaves out depends on every row, so that no number is a sum of terms of single rows."""
+"""Sites that leave out no rows. Where one does, which ones depends on every row; terms are then those of the
+rows that it used, as if somebody knew these."""
+
+
+def key_of(question: Any) -> str:
+    """Return the name under which a site remembers the rows of a request."""
+    return repr(site_rows._without_subset(question))
+
+
+def rows_used(site: Site) -> dict[str, Bools]:
+    """Return the rows that requests used, by request, where the site left out others."""
+    kept = {name: one[2] for name, one in site.data.memory._rows.items()}
+    return {name: rows.copy() for name, rows in kept.items() if rows is not None}
 
 
 @dataclass
@@ -118,10 +137,18 @@ class Answering:
     """An open site with rows of a table; it answers requests that another one was asked."""
 
     name: str
+    used: dict[str, Bools] = field(default_factory=dict)
+    """Rows that requests used where others were left out: they follow from all rows, and are fixed."""
     trust: SiteTrust = field(default_factory=SiteTrust)
 
     def numbers(self, table: pd.DataFrame, requests: list[Request]) -> Numbers:
         """Return the numbers of its replies; none where it cannot answer."""
+        used = {question: rows[table.index] for question, rows in self.used.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(site_rows, "used_rows", lambda data, question: used.get(key_of(question)))
+            return self._numbers(table, requests)
+
+    def _numbers(self, table: pd.DataFrame, requests: list[Request]) -> Numbers:
         site = Site(self.name, table.reset_index(drop=True), ALLOW, 0, "site", self.trust)
         states: dict[str, State] = defaultdict(partial(State, site.name))
         replies = [self._reply(site, states[request.session], request) for request in requests]
@@ -191,6 +218,8 @@ class Examined:
     numbers: int = 0
     sums: int = 0
     undecided: int = 0
+    of_parts: int = 0
+    """Sequences in which masked parts of a site would single out rows."""
     unread: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     by_kind: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     findings: list[Finding] = field(default_factory=list)
@@ -199,7 +228,8 @@ class Examined:
     def __str__(self) -> str:
         return (
             f"{self.sequences} sequences, {self.analyses} analyses, {self.sums:,} numbers examined by "
-            f"leaving out rows, {self.undecided} undecided, {len(self.findings)} findings, "
+            f"leaving out rows, {self.undecided} undecided, {self.of_parts} judged by totals, "
+            f"{len(self.findings)} findings, "
             f"{self.seconds:.0f} CPU s; "
             f"numbers by family: {dict(self.by_kind)}; not computed again: {dict(self.unread)}"
         )
@@ -226,10 +256,14 @@ def examine(
     structures = {site: Structure.draw(rng, int(rng.integers(FEWEST_ROWS, MOST_ROWS))) for site in sites}
     tables = {site: structure.fill(rng) for site, structure in structures.items()}
     calls = [draw_call(rng, kinds) for _ in range(int(rng.integers(1, MOST_ANALYSES + 1)))]
+    if any(call.text.startswith("impute") for call in calls):
+        structures = {name: replace(one, incomplete=True) for name, one in structures.items()}
+        tables = {name: one.fill(rng) for name, one in structures.items()}
     partition = partition_of(tables, policy)
-    passed = []
+    passed, used = [], []
     for call in calls:
         passed.append(run(call, partition))
+        used.append({name: rows_used(one) for name, one in partition.sites.items()})
         if rng.random() < 0.3:
             restart(partition)
     examined.sequences += 1
@@ -239,7 +273,15 @@ def examine(
     released = [one[site] for one in passed]
     if any(released):
         try:
-            rows = judge(site, tables[site], structures[site], released, rng, examined)
+            own = [one[site] for one in used]
+            rows = judge(site, tables[site], structures[site], released, rng, examined, used=own)
+            if rows and any(masked_numbers(passed) for passed in released):
+                held = [
+                    Held(name, table, structures[name], *([by[name] for by in one] for one in (passed, used)))
+                    for name, table in tables.items()
+                ]
+                examined.of_parts += 1
+                rows = judge_totals(held, rng)
         except TooFewDrawsError:
             examined.undecided += 1
             rows = []
@@ -263,19 +305,20 @@ def judge(
     rng: np.random.Generator,
     examined: Examined,
     fewest_draws: int = FEWEST_DRAWS,
+    used: list[dict[str, Bools]] | None = None,
 ) -> list[tuple[int, ...]]:
     """Return the rows of a site that all it released singles out.
 
     Each draw answers the same requests: their centers, scales and coefficients are known to who sent them.
     """
-    answering = Answering(site)
+    answering = [Answering(site, rows) for rows in used or [{} for _ in released]]
     draws: list[list[Numbers]] = []
     kept: list[dict[Any, Floats]] = []
     n, of_few = len(table), set[tuple[int, ...]]()
-    for passed in released:
+    for at, passed in zip(answering, released, strict=True):
         requests = [request for request, _ in passed]
         sent = numbers(requests, [reply for _, reply in passed])
-        whole, terms, sums = answering.terms(table, requests)
+        whole, terms, sums = at.terms(table, requests)
         positions = {}
         for name, value in sent.items():
             shown = np.isfinite(value)
@@ -295,8 +338,8 @@ def judge(
     wanted = min(fewest_draws + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
     for _ in range(wanted - 1):
         other = structure.fill(rng)
-        for passed, of_call in zip(released, draws, strict=True):
-            of_call.append(answering.terms(other, [request for request, _ in passed])[1])
+        for at, passed, of_call in zip(answering, released, draws, strict=True):
+            of_call.append(at.terms(other, [request for request, _ in passed])[1])
     stacked, tolerated, sizes = [], [], []
     for positions, of_call in zip(kept, draws, strict=True):
         columns = []
@@ -318,6 +361,72 @@ def judge(
     every = np.concatenate(stacked, axis=2)
     rows = singled_out([*every], FEWEST)
     return [*sorted(of_few)] + [S for S in rows if not any(counted(counts, S) for counts in tolerated)]
+
+
+class Held(NamedTuple):
+    """A site, its table and structure, and what passed at it in each analysis, over which rows."""
+
+    site: str
+    table: pd.DataFrame
+    structure: Structure
+    released: list[list[tuple[Request, Reply]]]
+    used: list[dict[str, Bools]]
+
+
+def masked_numbers(passed: list[tuple[Request, Reply]]) -> set[tuple[str, str, int, str]]:
+    """Return the names of the numbers that are known as totals over the sites alone."""
+    found, seen = set(), defaultdict[tuple[str, str], int](int)
+    for request, reply in passed:
+        place = (request.family, request.step)
+        seen[place] += 1
+        if request.masked is not None and reply is not None:
+            given = FAMILIES[request.family][request.step].given
+            found |= {(*place, seen[place], name) for name in reply.arrays if given[name].maskable}
+    return found
+
+
+def judge_totals(held: list[Held], rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Return the rows, numbered over all sites in turn, that masked totals and other releases single out."""
+    kept: list[tuple[Held, int, Any, Ints]] = []
+    ends = np.cumsum([len(one.table) for one in held]).tolist()
+    rows_of = {one.site: slice(end - len(one.table), end) for one, end in zip(held, ends, strict=True)}
+    of_few = set[tuple[int, ...]]()
+    for one in held:
+        for call, passed in enumerate(one.released):
+            requests = [request for request, _ in passed]
+            whole, terms, sums = Answering(one.site, one.used[call]).terms(one.table, requests)
+            for name, value in numbers(requests, [reply for _, reply in passed]).items():
+                shown = np.isfinite(value)
+                same = name in sums and whole[name].shape == value.shape
+                if same and np.allclose(whole[name][shown], value[shown], rtol=1e-6, atol=1e-9):
+                    kept.append((one, call, name, np.flatnonzero(shown & sums[name])))
+                    if name not in masked_numbers(passed):
+                        few = few_rows(terms[name][:, shown & ~sums[name]])
+                        of_few |= {tuple(rows_of[one.site].start + i for i in S) for S in few}
+    places: dict[Any, int] = {}
+    for one, call, name, shown in kept:
+        total = name in masked_numbers(one.released[call])
+        for k in shown.tolist():
+            places.setdefault(("" if total else one.site, call, name, k), len(places))
+    n, draws = ends[-1], []
+    for draw in range(min(FEWEST_TOTALS + len(places) // (2 * n), MOST_DRAWS)):
+        T = np.zeros((n, len(places)))
+        for one in held:
+            table = one.structure.fill(rng) if draw else one.table
+            for call, passed in enumerate(one.released):
+                requests = [request for request, _ in passed]
+                terms = Answering(one.site, one.used[call]).terms(table, requests)[1]
+                for other, at, name, shown in kept:
+                    if other is one and at == call and name in terms:
+                        total = name in masked_numbers(passed)
+                        columns = [places["" if total else one.site, call, name, k] for k in shown.tolist()]
+                        T[rows_of[one.site], columns] = terms[name][:, shown]
+        draws.append(T)
+    same = np.all([draws[0] == T for T in draws], axis=(0, 1)) & (draws[0] == np.rint(draws[0])).all(axis=0)
+    of_call = np.array([call for _, call, _, _ in places])
+    rows = singled_out(draws, FEWEST)
+    counts = [draws[0][:, same & (of_call == call)] for call in np.unique(of_call)]
+    return [*sorted(of_few)] + [S for S in rows if not any(counted(one, S) for one in counts)]
 
 
 def sized(positions: dict[Any, Bools]) -> list[int]:

@@ -25,6 +25,8 @@ class Structure:
     lacking: Array
     apart: Array
     positive: Array
+    incomplete: bool = False
+    """Whether there is a column v, which many rows lack."""
 
     @classmethod
     def draw(cls, rng: np.random.Generator, n: int) -> Structure:
@@ -75,6 +77,9 @@ class Structure:
         table["c"] = np.where(self.apart, own, table["z"])
         table["m"] = np.where(self.lacking, np.nan, rng.normal(10.0, 2.0, n).round(6))
         table["amount"] = np.where(self.positive, rng.uniform(50.0, 900.0, n).round(4), 0.0)
+        if self.incomplete:
+            table["v"] = np.roll(table["w"], 7)
+            table.loc[self.few["person"] % 3 == 0, "v"] = np.nan
         return table
 
 
