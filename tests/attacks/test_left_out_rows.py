@@ -17,10 +17,12 @@ from attacker.influence import (
     REFUSING,
     Answering,
     Examined,
+    Held,
     counted,
     examine,
     examine_all,
     judge,
+    judge_totals,
     partition_of,
     rows_used,
     run,
@@ -101,6 +103,30 @@ def test_what_rules_refuse_is_found_where_they_are_off(hole):
         released = [run(call, partition)["A"] for call in calls]
         found.append(judge("A", table, structure, released, rng, Examined(), 2))
     assert (rows[row],) in found[0] and not found[1], (found, rows)
+
+
+def with_apart(seed, apart, n=48):
+    """Structure in which `apart` rows have a and not b, and the first of these rows."""
+    few, k = Structure.draw(np.random.default_rng(seed), n).few, np.arange(n)
+    a = (k % 2) * 1.0
+    b = np.where(a == 1.0, 1.0, (k % 4 == 0) * 1.0)
+    b[np.flatnonzero(a)[:apart]] = 0.0
+    none = np.zeros(n, dtype=bool)
+    return Structure(few.assign(a=a, b=b, e=(k % 3 == 0) * 1.0), none, none, ~none), int(np.flatnonzero(a)[0])
+
+
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_a_masked_part_of_one_row_counts_if_the_others_have_fewer_than_two(others):
+    """In a logistic model, the weights of the rows with a and not b are a sum of their own."""
+    rng = np.random.default_rng(1)
+    structures = {
+        site: with_apart(seed, k)[0] for seed, (site, k) in enumerate(zip("ABC", (1, others, 0), strict=True))
+    }
+    row, tables = with_apart(0, 1)[1], {site: one.fill(rng) for site, one in structures.items()}
+    passed = run(model("GLORE", "e ~ a + b + z", OWN_NOT), partition_of(tables, REFUSING))
+    held = [Held(site, table, structures[site], [passed[site]], [{}]) for site, table in tables.items()]
+    found = judge_totals(held, rng)
+    assert any(row in S for S in found) == (others < 2), found
 
 
 def test_small_counts_are_tolerated_and_sums_are_not():
