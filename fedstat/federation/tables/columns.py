@@ -213,6 +213,8 @@ def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict
 def column_kind(series: pd.Series, client: str, name: str) -> ColumnKind:
     """Separate numbers from categories (also text and true/false); refuse other types, such as dates."""
     dtype = series.dtype
+    if dtype.kind in "iuf":
+        return "number"
     if isinstance(dtype, CurveDtype):
         raise DesignError(
             f"{at_column(client, name)} holds curves, which FedFunctionBoost takes and this model does not"

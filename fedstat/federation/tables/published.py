@@ -221,7 +221,7 @@ class _ColumnSummary:
         if present.empty:
             return
         self.rows, self.dates = self.rows + len(present), self.dates and is_dates(present)
-        if pd.api.types.is_datetime64_any_dtype(present):
+        if present.dtype.kind == "M":
             return
         self.kind = column_kind(present, "", name)
         self.levels = Counter() if self.levels is None else self.levels
@@ -229,17 +229,19 @@ class _ColumnSummary:
             numbers = present.to_numpy(dtype=np.float64)
             self.low = min(self.low, float(numbers.min()))
             self.high = max(self.high, float(numbers.max()))
-            self.distinct = self.distinct and _are_whole(numbers[:FIRST]) and _are_whole(numbers)
-            self.distinct = self.distinct and present.is_unique
-            if self.many or present.iloc[:FIRST].nunique() > 2 * MOST_LEVELS:
+            first = len(np.unique(numbers[:FIRST]))  # shows of most columns what all values would
+            is_distinct = self.distinct and first == len(numbers[:FIRST])
+            self.distinct = is_distinct and _are_whole(numbers) and present.is_unique
+            if self.many or first > 2 * MOST_LEVELS:
                 self.many = True
                 return
         else:
             self.distinct = False
-        counts = present.value_counts()
-        if self.kind == "category" or len(counts) <= 2 * MOST_LEVELS:
-            self.levels.update({level: int(counts[level]) for level in find_levels(present)})
-        self.many = self.kind == "number" and max(len(counts), len(self.levels)) > 2 * MOST_LEVELS
+        codes, found = pd.factorize(present, sort=True)
+        if self.kind == "category" or len(found) <= 2 * MOST_LEVELS:
+            counts = np.bincount(codes).tolist()
+            self.levels.update(dict(zip(find_levels(pd.Series(found)), counts, strict=True)))
+        self.many = self.kind == "number" and max(len(found), len(self.levels)) > 2 * MOST_LEVELS
 
     def withheld(self, min_level_count: int) -> str:
         """Return why a column is not proposed; empty if there is no reason."""
@@ -308,8 +310,8 @@ def _rounded(value: float, rounding: Any) -> float:
 
 def is_dates(present: pd.Series[Any]) -> bool:
     """Return whether a column without missing values holds dates, as such or as text (ISO 8601)."""
-    if pd.api.types.is_datetime64_any_dtype(present):
-        return True
+    if present.dtype.kind in "Miuf":
+        return present.dtype.kind == "M"
     if pd.api.types.is_numeric_dtype(present) or isinstance(present.dtype, pd.CategoricalDtype):
         return False
     if not all(isinstance(value, str) and DAY.match(value) for value in present.iloc[:20]):
