@@ -292,19 +292,25 @@ class ReleasedMeans:
             X = self._over_samples(lambda part: part.columns)
             new, known = np.column_stack([X, new]), np.append(np.full(X.shape[1], fact.furthest), known)
         rest: list[Floats] = []
+        d, r = basis.shape
+        Q = np.pad(Q, ((0, 0), (0, new.shape[1])))
+        basis = np.pad(basis, ((0, new.shape[1]), (0, new.shape[1])))
         for v, most in zip(new.T, known, strict=True):
-            c = Q.T @ v
-            left = v - Q @ c
-            again = Q.T @ left
-            left, c = left - Q @ again, c + again
+            c = v @ Q[:, :r]
+            left = v - Q[:, :r] @ c
+            again = left @ Q[:, :r]
+            left, c = left - Q[:, :r] @ again, c + again
             size, length = float(np.linalg.norm(v)), float(np.linalg.norm(left))
-            column = np.append(-basis @ c, 1.0)
-            basis = np.pad(basis, ((0, 1), (0, 0)))
+            column = np.zeros(len(basis))
+            column[:d], column[d] = -basis[:d, :r] @ c, 1.0
+            d += 1
             if length > NOVELTY_TOLERANCE * size:
-                Q, basis = np.column_stack([Q, left / length]), np.column_stack([basis, column / length])
+                Q[:, r], basis[:, r] = left / length, column / length
                 reach = np.append(reach, (most + np.abs(c) @ reach) / length)
+                r += 1
             else:
                 rest.append(column / max(size, SMALLEST_FLOAT))
+        Q, basis = Q[:, :r], basis[:, :r]
         first = self.basis.shape[1]
         least = min(
             float(np.linalg.eigvalsh(P.T @ P)[0]) for P in (Q[self.group == k] for k in range(few + 1))
@@ -312,8 +318,7 @@ class ReleasedMeans:
         most = least / (2.0 * MEANS_ISOLATION_TOLERANCE * few)
         beyond = np.zeros(len(rest))
         if rest or float(reach @ reach) >= most:
-            ends = [np.pad(column, (0, len(basis) - len(column))) for column in rest]
-            wide = np.column_stack([basis[:, first:], *ends])
+            wide = np.column_stack([basis[:, first:], *rest])
             found = np.zeros(Q.shape[1] - first)
             for part in fact.parts():
                 by_column = part.times(points, wide).T
