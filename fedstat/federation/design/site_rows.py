@@ -59,7 +59,7 @@ from fedstat.federation.tables.columns import (
     pick_columns,
 )
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
-from fedstat.federation.tables.table import in_memory, keep_result
+from fedstat.federation.tables.table import in_memory, keep_result, keeps_results
 from fedstat.spline_names import without_options
 from fedstat.typing import Bools, Floats, Ints
 
@@ -376,8 +376,17 @@ def _without_subset(question: RowsRequest) -> RowsRequest:
 
 
 def _complete(data: SiteData, question: RowsRequest) -> Bools:
-    parts = [rows.complete for rows in _every_complete_row(data, question)]
+    values_decide = question.read_curves or question.subset or "freq_weights" in question.weights
+    if values_decide or keeps_results(data.table):
+        parts = (rows.complete for rows in _every_complete_row(data, question))
+    else:  # responses and designs of large tables are not built twice
+        read = _chunks(data, question)
+        parts = (_has_all_cells(chunk, pick_columns(chunk, question.needed, data.name)) for chunk in read)
     return np.concatenate([np.zeros(0, dtype=bool), *parts])
+
+
+def _has_all_cells(chunk: pd.DataFrame, series: Mapping[str, pd.Series]) -> Bools:
+    return np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
 
 
 def rows_behind(data: SiteData, question: RowsRequest, used: Bools, events: Bools | None = None) -> RowsUsed:
@@ -413,7 +422,7 @@ def _chunks(data: SiteData, question: RowsRequest) -> Iterator[pd.DataFrame]:
 def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     for chunk in _chunks(data, question):
         series = pick_columns(chunk, question.needed, data.name)
-        complete: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
+        complete = _has_all_cells(chunk, series)
         for name in question.read_curves:
             # A response is not integrated: its points may be unknown, unless its owner says otherwise.
             largest = LARGEST_GAP if name in question.curves else 1.0
