@@ -38,7 +38,7 @@ import pandas as pd
 from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import missing_cells
-from fedstat.federation.tables.table import keep_result, plain_columns
+from fedstat.federation.tables.table import in_memory, keep_result, plain_columns
 from fedstat.typing import Bools, Floats, Ints
 
 FEW_LEVELS = 20
@@ -482,12 +482,13 @@ def own_levels(data: SiteData) -> Ints:
 def _levels_of(data: SiteData) -> Ints:
     """Return the levels of the table's own columns with few values, (n_rows, q), -1 for missing cells."""
     found: list[Ints] = []
+    read = [*data.table.chunks(data.table.columns)] if in_memory(data.table) else []
     for name in data.table.columns:
         known = data.published.get(name)
         if known is not None and known.kind == "number" and not known.levels:
             continue
-        parts = [chunk[name] for chunk in data.table.chunks([name])]
-        series = pd.concat(parts, ignore_index=True) if parts else pd.Series(dtype=object)
+        parts = [chunk[name] for chunk in read or data.table.chunks([name])]
+        series = parts[0] if read else pd.concat(parts or [pd.Series(dtype=object)], ignore_index=True)
         try:
             code, levels = pd.factorize(series)
         except (TypeError, NotImplementedError):  # a column of arrays
