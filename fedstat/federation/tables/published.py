@@ -220,6 +220,7 @@ class _ColumnSummary:
         present = series if whole else series.dropna()
         if present.empty:
             return
+        are_numbers = present.dtype.kind in "iuf"
         self.rows, self.dates = self.rows + len(present), self.dates and is_dates(present)
         if present.dtype.kind == "M":
             return
@@ -230,17 +231,17 @@ class _ColumnSummary:
             self.low = min(self.low, float(numbers.min()))
             self.high = max(self.high, float(numbers.max()))
             first = len(np.unique(numbers[:FIRST]))  # shows of most columns what all values would
-            is_distinct = self.distinct and first == len(numbers[:FIRST])
-            self.distinct = is_distinct and _are_whole(numbers) and present.is_unique
+            may_be = self.distinct and first == len(numbers[:FIRST]) and _are_whole(numbers[:FIRST])
+            self.distinct = may_be and _are_whole(numbers) and present.is_unique
             if self.many or first > 2 * MOST_LEVELS:
                 self.many = True
                 return
         else:
             self.distinct = False
-        codes, found = pd.factorize(present, sort=True)
+        codes, found = pd.factorize(present.to_numpy() if are_numbers else present, sort=True)
         if self.kind == "category" or len(found) <= 2 * MOST_LEVELS:
-            counts = np.bincount(codes).tolist()
-            self.levels.update(dict(zip(find_levels(pd.Series(found)), counts, strict=True)))
+            levels = found.tolist() if are_numbers else find_levels(pd.Series(found))
+            self.levels.update(dict(zip(levels, np.bincount(codes).tolist(), strict=True)))
         self.many = self.kind == "number" and max(len(found), len(self.levels)) > 2 * MOST_LEVELS
 
     def withheld(self, min_level_count: int) -> str:

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstat.errors import PartitionError
+from fedstat.federation.tables.columns import find_levels
 from fedstat.federation.tables.published import (
     PublishedColumn,
     description_problems,
     propose,
     read_published,
     round_outwards,
+    scan_table,
     withheld_columns,
     write_published,
 )
@@ -82,6 +84,26 @@ def test_a_proposal_does_not_depend_on_chunks(tmp_path, few_first, length):
     assert propose(parts, 5) == propose(whole, 5)
     assert propose(parts, 5)["x"].levels == () != propose(parts, 5)["code"].levels
     assert list(withheld_columns(parts, 5)) == list(withheld_columns(whole, 5)) == ["number"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series([3, 1, 2, 1] * 5),
+        pd.Series([2.0, 1.0, np.nan, 1.0] * 5),
+        pd.array([2, 1, None, 1] * 5, dtype="Int64"),
+        pd.Categorical(["b", "a", "b", "c"] * 5, categories=["c", "b", "a", "unused"]),
+        pd.Series(["b", "a", None, "a"] * 5),
+        pd.Series([True, False, True, True] * 5),
+    ],
+)
+def test_levels_are_counted_as_by_pandas_and_sorted_as_levels_are(column):
+    column = pd.Series(column, name="x")
+    seen = scan_table(FrameTable(column.to_frame()))["x"]
+    assert tuple(seen.levels) == find_levels(column.dropna())
+    counts = column.value_counts()
+    assert all(counts[level] == count for level, count in seen.levels.items())
+    assert [*map(type, seen.levels)] == [*map(type, find_levels(column.dropna()))]
 
 
 def test_departures_are_reported_to_the_owner():
