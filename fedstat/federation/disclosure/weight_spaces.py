@@ -33,6 +33,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations
@@ -434,8 +435,8 @@ class Expressions:
         one, other = np.triu_indices(count)
         for k in range(count - 1):
             later = other >= max(k + 1, first)
-            x = np.nan_to_num(self._atoms[k].astype(np.float64))
-            found = self._match_product(x, np.flatnonzero(x), one[later], other[later]) if x.any() else None
+            rows = np.flatnonzero(~np.isnan(self._atoms[k]) & (self._atoms[k] != 0.0))
+            found = self._match_product(self._atoms[k], rows, one[later], other[later]) if len(rows) else None
             if found is None:
                 continue
             factors, rest = found
@@ -542,12 +543,12 @@ class Expressions:
     ) -> tuple[dict[Monomial, float], Floats] | None:
         """Express a column by a product of two atoms, `one` and `other`, as :meth:`_match` does."""
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
-        x_here = x[sample]
+        x_here = x[sample].astype(np.float64)
         held = np.array([v[sample] for v in self._atoms], dtype=np.float64).reshape(-1, len(sample)).T
         for k in _maybe_products(x_here, held, one, other):
             i, j = int(one[k]), int(other[k])
             if _ratios(x_here, held[:, i] * held[:, j]) is not None:
-                found = self._times(x, rows, (i, j))
+                found = self._times(np.nan_to_num(x.astype(np.float64)), rows, (i, j))
                 if found is not None:
                     return found
         return None
@@ -566,7 +567,10 @@ class Expressions:
             return None
         rng = np.random.default_rng(len(atoms))
         drawn = np.array([rng.choice(rows, needed, replace=False) for _ in range(TRIALS)])
-        A = np.stack([np.ones(drawn.shape), *(np.nan_to_num(self._atoms[j][drawn]) for j in atoms)], axis=2)
+        A = np.ones((*drawn.shape, len(atoms) + 1))
+        for k, j in enumerate(atoms, 1):
+            A[..., k] = self._atoms[j][drawn]
+        np.copyto(A, 0.0, where=np.isnan(A))
         with np.errstate(divide="ignore"):
             first = _linear_function(x[drawn][:, :, None] / A, A)
         if first is None:
@@ -763,14 +767,26 @@ def _linear_function(X: Floats, A: Floats) -> tuple[int, Floats] | None:
     """
     q = A.shape[2]
     sizes = np.abs(A).max(axis=(0, 1)) + (A == 0.0).all(axis=(0, 1))
-    # The shortest solution, since some parts may depend on others.
-    inverses = np.linalg.pinv(A[:, :q] / sizes, rcond=NEAR_A_LINE)
+    inverses = _short_inverses(A[:, :q] / sizes)
     finite = np.flatnonzero(np.isfinite(X).all(axis=(0, 1)))
     solved = inverses @ X[:, :q, finite] / sizes[:, None]
     same = _are_linear(X[:, q:, finite], A[:, q:], solved, NEAR_A_LINE)
     for k, one in np.argwhere((~same).sum(axis=1).T <= 1).tolist():
         return int(finite[k]), np.asarray(solved[one, :, k])
     return None
+
+
+def _short_inverses(A: Floats) -> Floats:
+    """Return matrices (T, q, q) that give the shortest solutions, since some parts may depend on others.
+
+    Where no singular value is as small as those that such a solution leaves out, it is the only solution.
+    """
+    with suppress(np.linalg.LinAlgError):
+        inverses = np.linalg.inv(A)
+        # Norms of Frobenius are at least the largest singular values, of A and of its inverse.
+        if (np.linalg.norm(A, axis=(1, 2)) * np.linalg.norm(inverses, axis=(1, 2)) < 1.0 / NEAR_A_LINE).all():
+            return inverses
+    return np.linalg.pinv(A, rcond=NEAR_A_LINE)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -839,19 +855,18 @@ def adds_groups(spaces: WeightSpaces, first: int) -> bool:
 
 def _components(sums: Sequence[Polynomial], first: int) -> list[list[int]]:
     """Divide sums by the quantities that they share; those without a new sum are left out."""
-    parent: dict[tuple[int, ...], tuple[int, ...]] = {}
+    parent: dict[Quantity, Quantity] = {}
 
-    def root(q: tuple[int, ...]) -> tuple[int, ...]:
-        while parent.setdefault(q, q) != q:
-            parent[q] = parent[parent[q]]
-            q = parent[q]
+    def root(q: Quantity) -> Quantity:
+        while (up := parent.get(q, q)) != q:
+            parent[q] = q = parent.get(up, up)
         return q
 
     for one in sums:
-        quantities = [a for _, a in one]
-        for q in quantities[1:]:
-            parent[root(q)] = root(quantities[0])
-    members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        if len(one) > 1:
+            first_of, *others = {root(a) for _, a in one}
+            parent |= dict.fromkeys(others, first_of)
+    members: dict[Quantity, list[int]] = defaultdict(list)
     for place, one in enumerate(sums):
         members[root(next(iter(one))[1])].append(place)
     return [found for found in members.values() if found[-1] >= first]

@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse.csgraph import connected_components
 
 from fedstat.federation.disclosure import weight_spaces
 from fedstat.federation.disclosure.release_history import (
@@ -340,6 +341,30 @@ def test_counts_that_are_cleared_at_once_single_out_nobody(n, sample, monkeypatc
         outcomes.add((cleared, isolated))
         assert bool(find_isolated(spaces, 0, 2)) is isolated
     assert outcomes >= {(True, False), (False, True)}
+
+
+def test_sums_are_divided_by_the_quantities_that_they_share():
+    """Against the connected parts of a graph of quantities."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        chosen = [rng.choice(30, rng.choice([1, 1, 2, 4]), replace=False).tolist() for _ in range(25)]
+        sums = [{((), (j,)): 1.0 for j in one} for one in chosen]
+        joined = np.zeros((30, 30))
+        for one in chosen:
+            joined[one[0], one] = 1.0
+        label = connected_components(joined, directed=False)[1][[one[0] for one in chosen]]
+        parts = [np.flatnonzero(label == one).tolist() for one in dict.fromkeys(label)]
+        assert weight_spaces._components(sums, 20) == [part for part in parts if part[-1] >= 20]
+
+
+@pytest.mark.parametrize("smallest", [1.0, 2e-4, 9e-5, 0.0])
+def test_inverses_give_the_shortest_solutions(smallest):
+    """Up to a singular value that the shortest solution leaves out."""
+    rng = np.random.default_rng(0)
+    U, _, V = np.linalg.svd(rng.normal(size=(3, 6, 6)))
+    A = U * np.append(np.ones(5), smallest) @ V
+    shortest = np.linalg.pinv(A, rcond=weight_spaces.NEAR_A_LINE)
+    np.testing.assert_allclose(weight_spaces._short_inverses(A), shortest, atol=1e-9 * np.abs(shortest).max())
 
 
 def test_a_history_of_the_second_format_keeps_its_sums():
