@@ -163,6 +163,14 @@ def test_sequences_that_singled_out_rows_do_so_no_more(seed):
     assert not examine(seed, Examined(), kinds=tuple(KINDS)[: [*KINDS].index("aft")])
 
 
+@pytest.mark.attack
+def test_masked_parts_of_a_propensity_model_of_five_arms_are_no_finding():
+    """Weights of arms that nearly exclude each other approach indicators of few rows, at one site alone."""
+    examined = Examined()
+    assert not examine(991_033, examined, kinds=("ols", "weighted"), site="A")
+    assert examined.of_parts == 1
+
+
 def test_a_site_that_leaves_out_rows_is_examined_over_the_rows_that_it_used():
     """Few rows lack m: after an analysis of m, others use fewer rows, and their sums are computed again."""
     structure, table = drawn(5, 65)

@@ -4,7 +4,7 @@ A number of a reply is computed again without row i. Its difference is the term 
 sum over rows, which is tried with pairs of rows. The oracle judges the terms of all sums of a sequence,
 refused analyses included; a number that is no sum may not depend on few rows alone.
 
-First the sums of one site are judged. Where three sites mask them, nobody has these, and a combination that
+First the sums of one site are judged. Where three sites mask them, no party has these; a combination that
 is zero in all but a few rows of one site need not be zero at the others. So a finding counts if the totals
 over the sites single out rows, too.
 """
@@ -118,7 +118,7 @@ def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
 
 REFUSING = fs.Policy.strict(small_differences="refuse")
 """Sites that leave out no rows. Where one does, which ones depends on every row; terms are then those of the
-rows that it used, as if somebody knew these."""
+rows that it used, as if the analyst knew these."""
 
 
 def key_of(question: Any) -> str:
@@ -249,8 +249,9 @@ def examine(
     examined: Examined,
     policy: fs.Policy | str = REFUSING,
     kinds: tuple[str, ...] = tuple(KINDS),
+    site: str = "",
 ) -> list[Finding]:
-    """Draw tables and a sequence of analyses from the seed, run it, and judge all that each site released."""
+    """Draw tables and a sequence of analyses from the seed, run it, and judge all that a site released."""
     rng = np.random.default_rng([seed, 7])
     sites = ["A", "B", "C"][: int(rng.choice([1, 1, 2, 3]))]
     structures = {site: Structure.draw(rng, int(rng.integers(FEWEST_ROWS, MOST_ROWS))) for site in sites}
@@ -269,7 +270,7 @@ def examine(
     examined.sequences += 1
     examined.analyses += len(calls)
     found = []
-    site = str(rng.choice(sites))
+    site = site or str(rng.choice(sites))
     released = [one[site] for one in passed]
     if any(released):
         try:
