@@ -785,8 +785,8 @@ def _short_inverses(A: Floats) -> Floats:
         inverses = np.linalg.inv(A)
         # Norms of Frobenius are at least the largest singular values, of A and of its inverse.
         if (np.linalg.norm(A, axis=(1, 2)) * np.linalg.norm(inverses, axis=(1, 2)) < 1.0 / NEAR_A_LINE).all():
-            return inverses
-    return np.linalg.pinv(A, rcond=NEAR_A_LINE)
+            return np.asarray(inverses)
+    return np.asarray(np.linalg.pinv(A, rcond=NEAR_A_LINE))
 
 
 # ----------------------------------------------------------------------------------------------------
