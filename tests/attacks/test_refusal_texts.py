@@ -148,3 +148,14 @@ def test_a_column_that_is_not_published_is_to_be_published():
     with pytest.raises(fs.errors.DescriptionError, match=r"publish it in columns\.toml") as caught:
         fs.GLORE.from_formula("y ~ secret", partition).fit()
     assert "formulas" not in str(caught.value).replace("simple formulas", "")
+
+
+def test_times_are_no_level_and_have_a_remedy():
+    """Fewer times help where levels need not be merged; regressions on times name theirs as well."""
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital", policy="strict")
+    model = fs.SurvivalEffect.from_formula("Surv(months, died) ~ 1", partition, treatment="arm ~ age + stage")
+    with pytest.raises(PolicyError, match=r"Terms stage, C\(arm\) \(min_level") as caught:
+        model.fit(grid=6, until=36)
+    expected = "Times Surv(months, died) (min_level_count): in curves, use fewer times (a wider grid=)"
+    assert expected in str(caught.value)
+    model.fit(grid=12, until=36)
