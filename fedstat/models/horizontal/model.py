@@ -354,8 +354,9 @@ class HorizontalModel(Explainable):
         <Federated GLM results: num, 5 coefficients, 920 rows at 4 sites; see .summary()>
         """
         check_layout(cls.__name__, partition, "horizontal")
-        allowed = {"random": cls._random, "absorbs": cls._absorbs}
-        parsed = parse_pooled_formula(formula, *pooled_columns(partition), **allowed)
+        parsed = parse_pooled_formula(
+            formula, *pooled_columns(partition), random=cls._random, absorbs=cls._absorbs
+        )
         model = cls(parsed, partition, **settings)
         model._given = settings
         return model

@@ -119,7 +119,8 @@ class SurvivalEffectResults(OverRows, saved_as=FORMAT, record=SurvivalEffectReco
 
     @property
     def _fit(self) -> SurvivalEffectFit:
-        return self._record.fit
+        fit: SurvivalEffectFit = self._record.fit
+        return fit
 
     @property
     def nobs(self) -> int:
@@ -404,14 +405,26 @@ class SurvivalEffectResults(OverRows, saved_as=FORMAT, record=SurvivalEffectReco
             curves[f"{self._fit.treatment.arm}={level}"] = pd.DataFrame(columns).reset_index(drop=True)
         later = cells.by_interval(cells.counts).sum(axis=2)[:, ::-1].cumsum(axis=1)[:, ::-1]
         unit = self.basis.agreement.question.response.partition("(")[2].partition(",")[0].strip()
-        drawn = {"events": cause is not None, "words": words, "merged": self._merged}
-        ax = plot_survival(curves, cells.ends, later, unit, None, ax=ax, alpha=alpha, **drawn)
+        ax = plot_survival(
+            curves,
+            cells.ends,
+            later,
+            unit,
+            None,
+            ax=ax,
+            alpha=alpha,
+            events=cause is not None,
+            words=words,
+            merged=self._merged,
+        )
         found = self._rows_of(quantity, alpha, cause or "")
         for place, level in enumerate(map(str, self.levels)):
             at = found[found["arm"] == level]
             ends = np.abs(at[["conf_low", "conf_high"]].to_numpy().T - at["estimate"].to_numpy())
-            style = {"color": COLORS[place % len(COLORS)], "markersize": 3, "linewidth": 1}
-            ax.errorbar(at["time"], at["estimate"], yerr=ends, fmt="o", **style)
+            color = COLORS[place % len(COLORS)]
+            ax.errorbar(
+                at["time"], at["estimate"], yerr=ends, fmt="o", color=color, markersize=3, linewidth=1
+            )
         return ax
 
     @property
@@ -498,8 +511,13 @@ class SurvivalEffectResults(OverRows, saved_as=FORMAT, record=SurvivalEffectReco
             yield NOTES.note("competing", causes=", ".join(map(str, self.causes)))
         if fit.cells is not None and self._merged:
             where = "over all sites" if fit.over_sites else "at every site"
-            counts = {"times": len(fit.cells.ends), "requested": len(fit.requested), "least": fit.least}
-            yield NOTES.note("merged_intervals", where=where, **counts)
+            yield NOTES.note(
+                "merged_intervals",
+                where=where,
+                times=len(fit.cells.ends),
+                requested=len(fit.requested),
+                least=fit.least,
+            )
         yield from self._left_out_note()
         if fit.masked:
             yield NOTES.note("masking", sites=n_sites)

@@ -133,7 +133,8 @@ class WeightedTimes:
     def likelihood(self, request: SurvivalEffectRequest, log_ratios: Floats) -> PartialLikelihood:
         """Return the weighted partial likelihood of the arms, with the rows at risk within strata."""
         code = self.site.codes(request.strata) if request.strata else None
-        table = RiskTable.of(*self.times.T, self.outcome > 0, self.weighted[0], code)
+        start, stop = self.times.T
+        table = RiskTable.of(start, stop, self.outcome > 0, self.weighted[0], code)
         X = (self.arm[:, None] == np.arange(1, len(self.site.levels))).astype(np.float64)
         return PartialLikelihood.at(table, X, X @ log_ratios, request.ties)
 

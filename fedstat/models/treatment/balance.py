@@ -94,7 +94,8 @@ class BalanceResults(OverRows, saved_as="fedstat balance results 2", record=Bala
 
     @property
     def _fit(self) -> TreatmentBalance:
-        return self._record.fit
+        fit: TreatmentBalance = self._record.fit
+        return fit
 
     @property
     def propensity(self) -> FittedPropensity | None:

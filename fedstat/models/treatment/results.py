@@ -136,7 +136,7 @@ class ArmMeans:
             raise NotAvailableError(
                 f"{call}: potential means are of one arm each, and predictions of {self.arm!r} alone"
             )
-        rows = self.rows
+        rows: Mapping[Any, Floats] = self.rows
         return self._of([rows[one.high] - (0.0 if one.low is None else rows[one.low]) for one in changes])
 
 

@@ -170,6 +170,10 @@ class ArmRows(NamedTuple):
     weight: Floats
     offset: Floats
 
+    def part(self, rows: slice) -> ArmRows:
+        """Return some of the rows."""
+        return ArmRows._make(one[rows] for one in self)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteTreatment(PredictorObjective):
@@ -268,7 +272,7 @@ class SiteTreatment(PredictorObjective):
             whole = ArmRows(X, arm, y, weight, offset)
             # In parts, since derivatives by pairs of predictors are held for all rows of one.
             for start in range(0, len(X), BLOCK):
-                yield ArmRows(*(one[start : start + BLOCK] for one in whole))
+                yield whole.part(slice(start, start + BLOCK))
 
     @property
     def arms(self) -> Floats:
@@ -536,7 +540,7 @@ class TreatmentBlock(facts.RowBlock):
 
     def every(self, first: int, step: int) -> TreatmentBlock:
         """Return every n-th row, from the first on."""
-        return replace(self, rows=ArmRows(*(one[first::step] for one in self.rows)))
+        return replace(self, rows=self.rows.part(slice(first, None, step)))
 
 
 enter_start(SiteTreatment)
