@@ -151,6 +151,11 @@ def rows_estimate(
 class OverRows(Results[Any]):
     """What all results over rows say: how these were coded, which rows were left out.
 
+    Attributes
+    ----------
+    model_name, method_name : str
+        Titles of the summary.
+
     Examples
     --------
     >>> import fedstat as fs
