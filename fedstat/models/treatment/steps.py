@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -317,31 +317,33 @@ class SiteTreatment(PredictorObjective):
 
     def sums(self, own: Floats) -> SiteSums:
         """Sum over the rows."""
-        chain, loglik = self.chain, 0.0
+        chain, loglik, points = self.chain, 0.0, []
         spread = np.zeros((2, len(chain.columns) + len(self.equations.pairs(self.stage))))
         score, information = np.zeros(chain.size), np.zeros((chain.size, chain.size))
         for rows in self.chunks():
-            part, g, H = self.residuals_of(rows, self.predictors(rows, own))
+            points.append((self.predictors(rows, own), rows.arm))
+            part, g, H = self.residuals_of(rows, points[-1][0])
             loglik += float(part.sum())
             score += chain.score(rows.X, g)
             information -= chain.derivative(rows.X, H)
             sizes = np.abs(self.factors(g, H))
             spread += [sizes.sum(axis=0), np.einsum("ik,ik->k", sizes, sizes)]
-        return SiteSums(loglik, score, information, spread.T, lambda: self.is_flat(own))
+        return SiteSums(loglik, score, information, spread.T, lambda: self.is_flat(points))
 
-    def is_flat(self, own: Floats) -> bool:
+    def is_flat(self, points: Iterable[tuple[Floats, Ints]]) -> bool:
         """Return whether probabilities of arms, or of a binary outcome, are 0 or 1 at nearly all rows.
 
-        Score and weights are then sums over the rows on one side of a cut.
+        Score and weights are then sums over the rows on one side of a cut. `points` has the predictors and
+        arms of parts of the rows.
         """
         P, S, Q, _ = self.equations.groups
         errors, mass = np.zeros(3), np.zeros((3, len(self.levels)))
-        for rows in self.chunks():
-            eta, found = self.predictors(rows, own), {}
+        for eta, arm in points:
+            found = {}
             if self.equations.weighs:
                 found[0] = arm_probabilities(eta[:, P], self.request.link)
             if self.equations.models and self.request.spec.name == "Binomial":
-                found[1] = both_ways(expit(eta[:, Q])[np.arange(len(eta)), rows.arm])
+                found[1] = both_ways(expit(eta[:, Q])[np.arange(len(eta)), arm])
             if S.stop > S.start:
                 found[2] = both_ways(expit(eta[:, S.start]))
             for place, E in found.items():
@@ -581,7 +583,11 @@ def sum_products(data: SiteData, state: State, **point: Floats) -> dict[str, Arr
     """
     site = rows_in(state, SiteTreatment).at(ALL)
     own, C = site.place(**point)
-    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=lambda: site.is_flat(own))
+
+    def flat() -> bool:
+        return site.is_flat((site.predictors(rows, own), rows.arm) for rows in site.chunks())
+
+    unsummed = SiteSums(0.0, np.zeros(0), np.zeros(0), flat=flat)
     state.report(*site.facts_at(own, unsummed), *site.products_at(own))
     arrays: dict[str, Array] = {}
     if site.request.clusters:
