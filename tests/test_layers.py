@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -351,3 +352,15 @@ def test_a_room_that_describes_its_files_names_all_of_them():
     for room in rooms:
         inside, named = named_files(room)
         assert len(named) < 2 or named == inside, f"{room}: the docstring does not name {inside - named}"
+
+
+def test_a_text_in_a_module_describes_the_name_before_it():
+    """What stands after a class, a function or another text describes a name that is gone."""
+    lost = []
+    for path in PACKAGE.rglob("*.py"):
+        body = ast.parse(path.read_text()).body
+        for before, one in pairwise(body):
+            is_text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+            if is_text and not isinstance(before, ast.Assign | ast.AnnAssign):
+                lost.append(f"{path.relative_to(PACKAGE)}:{one.lineno}")
+    assert not lost

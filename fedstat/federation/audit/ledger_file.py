@@ -84,15 +84,15 @@ LINES: Mapping[str, Mapping[str, type]] = {
 an answer the head of the chain. ``formula``: what the following entries of a session are about: person,
 study, purpose, formula and columns. ``session``: a session was opened, over records that were read at a time
 (empty if they are read for every answer). ``columns``: columns that were used in any session, and most
-entities behind an answer. ``remembered``: something that was answered, by its class; ``spent``: the
-same as text, as versions before format 3 wrote it. ``refused``: number of refusals
-because of the rows, by analyst. ``proposed``: a plan waits for the owner. ``verdict``: the owner's decision
-about a plan. ``charged``: a charge to the privacy budget. ``kept``: a noisy array that was charged, for
-repetitions of its request. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none),
-and their number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the
-ledger does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when
-and why, and where its files are. ``policy``: the
-rules of the site from a time on. ``format``: the format of the following lines, and who wrote them.
+entities behind an answer. ``remembered``: something that was answered, by its class; ``spent``: the same as
+text, as versions before format 3 wrote it. ``refused``: number of refusals because of the rows, by analyst.
+``proposed``: a plan waits for the owner. ``verdict``: the owner's decision about a plan. ``charged``: a
+charge to the privacy budget. ``kept``: a noisy array that was charged, for repetitions of its request.
+``answered``: SHA-256 of the file of rows behind earlier answers (empty for none), and their number.
+``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the ledger does not
+hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when and why, and
+where its files are. ``policy``: the rules of the site from a time on. ``format``: the format of the following
+lines, and who wrote them.
 """
 
 

@@ -392,7 +392,6 @@ class AnsweredEvaluation(AnswerRecord):
     digest: str
 
 
-"""Prefix of the ledger entry for an evaluation that the site has answered."""
 ALLOW_ANY_HINT = 'The owner can allow it with  formulas = "any"  in policy.toml'
 
 

@@ -20,8 +20,8 @@ coordinates A in which columns are about uncorrelated with variance one, and the
 a bounded function of y. For binary outcomes the first and the third one show how rare they are: k is twice
 the usual kappa, and the later steps are planned again, or the fit ends. The products of each step improve the
 coordinates of the next one. An error of covariance D before a step leaves a bias of the intercept of about
-(1 - 2 mu) tr(D) / 2, which is subtracted. With the noise of the last step, of
-variance sigma^2 by coordinate, the covariance is
+(1 - 2 mu) tr(D) / 2, which is subtracted. With the noise of the last step, of variance sigma^2 by coordinate,
+the covariance is
 
     V = I^-1 (J + sigma^2 1 + E) I^-1,        J <= f I,
 

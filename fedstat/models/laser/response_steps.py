@@ -26,7 +26,6 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "laser heads"
 MOST_CLASSES = 1000
-"""Prefix of the names under which an account stores the randomized labels, with the epsilon of each."""
 
 
 @dataclass(slots=True)

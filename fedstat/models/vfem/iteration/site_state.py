@@ -237,7 +237,6 @@ BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
 }
 PARTS = {"seen": presence("which columns count as observed in each row", 2, optional=True)}
 """Further array if entities take part with some of a site's columns."""
-"""Start of a fit at a site: the rows of its block that take part, and their positions."""
 
 
 def stage_block_state(
