@@ -22,10 +22,6 @@ def _approval(text: str) -> list[Plain]:
     return [{"plan": plan, "when": int(when)}]
 
 
-def _columns_in_json(text: str) -> list[Plain]:
-    return [{"columns": json.loads(text)}]
-
-
 def _comparison(text: str) -> list[Plain]:
     column, end = json.JSONDecoder().raw_decode(text)
     against, *above = json.loads(text[end:])
@@ -56,10 +52,6 @@ def _neighbors(text: str) -> list[Plain]:
     return [{"columns": columns, "order": order}]
 
 
-def _sites_in_json(text: str) -> list[Plain]:
-    return [{"sites": json.loads(text)}]
-
-
 def _sums(text: str) -> list[Plain]:
     column, *names = text.split("\n")
     return [{"column": column, "names": names}]
@@ -72,13 +64,13 @@ READERS: Mapping[str, tuple[str, Callable[[str], list[Plain]]]] = {
     "ends of curves ": ("CountedTimes", lambda text: [json.loads(text)]),
     "evaluation ": ("AnsweredEvaluation", lambda text: [{"digest": text}]),
     "label epsilon ": ("RandomizedLabels", _labels),
-    "masked sums over ": ("MaskedSites", _sites_in_json),
+    "masked sums over ": ("MaskedSites", lambda text: [{"sites": json.loads(text)}]),
     "multiplied ": ("MultipliedColumns", _multiplied),
     "own fit without an estimate ": ("FailedOwnFit", lambda text: [{"model": text}]),
     "plan ": ("UsedApproval", _approval),
     "products of neighbors within clusters of ": ("NeighborsInClusters", _neighbors),
-    "scores by clusters of ": ("ScoresByCluster", _columns_in_json),
+    "scores by clusters of ": ("ScoresByCluster", lambda text: [{"columns": json.loads(text)}]),
     "sums of one column ": ("SumsOfColumn", _sums),
-    "sums over groups masked among ": ("MaskedGroups", _sites_in_json),
+    "sums over groups masked among ": ("MaskedGroups", lambda text: [{"sites": json.loads(text)}]),
 }
 """Beginnings of the texts, with the class of the record and how it is read."""

@@ -773,6 +773,10 @@ class SiteLedger:
             found[from_plain(kind, plain, f"ledger, '{kind.__name__}'", SecurityError)] = None
         return found.keys()
 
+    def is_used(self, decision: PlanDecision) -> bool:
+        """Return whether the approval of a plan was used, for its one run."""
+        return decision.use in self.records(UsedApproval)
+
     @property
     def n_records(self) -> int:
         """Number of all records of answers."""

@@ -24,7 +24,6 @@ from fedstat.federation.audit.event_log import (
     PlanProposal,
     SiteLedger,
     Subject,
-    UsedApproval,
     canonical_json,
 )
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -494,7 +493,7 @@ class Approvals:
         """Return the status of a plan; an approval that was used, or has expired, does not count."""
         self.take_up()
         decision = self.site_ledger.decisions.get(digest)
-        if decision is None or decision.use in self.site_ledger.records(UsedApproval):
+        if decision is None or self.site_ledger.is_used(decision):
             return "pending"
         age = (time.time_ns() - decision.when) / NANOSECONDS_PER_DAY
         return "pending" if decision.verdict == "approved" and age > self.valid_days else decision.verdict

@@ -117,7 +117,7 @@ def refusal_text(
     if labels and (counts := _keys(policy, {"min_level_count": 0})):
         remedy = "use cov_struct='independence' in a GEE, or leave out groups of a rare size"
         parts.append(f"Groups {_listed([*labels])} ({counts}): {remedy}")
-    times = dict.fromkeys(factor.text for fact in facts for factor in fact.factors if is_time(factor))
+    times = dict.fromkeys(factor.text for fact in facts for factor in fact.factors if _is_time(factor))
     if times and (counts := _keys(policy, {"min_level_count": 0})):
         parts.append(f"Times {_listed([*times])} ({counts}): in curves, use fewer times (a wider grid=)")
     if any(fact.counted for fact in facts):
@@ -125,7 +125,7 @@ def refusal_text(
     return ". ".join(parts)
 
 
-def is_time(factor: FormulaFactor) -> bool:
+def _is_time(factor: FormulaFactor) -> bool:
     """Return whether a factor is the time and the event of a response."""
     return factor.text.startswith("Surv(")
 
@@ -140,7 +140,7 @@ def _terms(requested: Iterable[FactorsRequested], published: Published) -> tuple
     levels: dict[str, None] = {}
     numbers: dict[str, None] = {}
     for fact in requested:
-        for factor in (one for one in fact.factors if not (one.label or is_time(one))):
+        for factor in (one for one in fact.factors if not (one.label or _is_time(one))):
             # Without a long list of levels.
             text = f"C({factor.columns[0]})" if factor.text.startswith("C(") else factor.text
             (levels if _has_levels(factor, published) else numbers)[text] = None

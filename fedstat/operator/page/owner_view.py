@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from fedstat.errors import SecurityError
-from fedstat.federation.audit.event_log import PlanDecision, SiteLedger, UsedApproval
+from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
 from fedstat.federation.audit.ledger_file import CHECKPOINT_FILENAME, LEDGER_FILENAME, read_ledger
 from fedstat.federation.disclosure.approval import AnalysisPlan
 from fedstat.federation.disclosure.policy import Policy
@@ -94,7 +94,7 @@ class OwnerView:
         entered = {
             one.plan: (
                 one,
-                "was used for one run" if one.use in site_ledger.records(UsedApproval) else "is in force",
+                "was used for one run" if site_ledger.is_used(one) else "is in force",
             )
             for one in site_ledger.decisions.values()
         }

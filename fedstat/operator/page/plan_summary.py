@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedstat.errors import PartitionError
 from fedstat.federation.audit.checkpoints import utc_text
-from fedstat.federation.audit.event_log import PlanDecision, SiteLedger, UsedApproval
+from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
 from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan, plain_lines
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.transport.site_folder import PlanFolder
@@ -136,7 +136,7 @@ def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: Pl
     """Describe the decisions about this plan, and about others of the same study."""
     own = site_ledger.decisions.get(digest)
     if own is not None:
-        used = ", and was used for one run" if own.use in site_ledger.records(UsedApproval) else ""
+        used = ", and was used for one run" if site_ledger.is_used(own) else ""
         yield f"this same plan was {own.verdict} by {own.who} on {plain_time(utc_text(own.when))}{used}"
     found = sorted(_of_study(digest, plan, site_ledger, plans), key=lambda one: -one[0].when)
     for verdict in ("approved", "denied"):

@@ -15,7 +15,7 @@ from operating import main, make_federation, run, served_sites
 import fedstat as fs
 from fedstat.codec import to_json
 from fedstat.errors import ConsentError, EngineError
-from fedstat.federation.audit.event_log import PlanDecision, UsedApproval
+from fedstat.federation.audit.event_log import PlanDecision
 from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.policy import Policy
@@ -90,7 +90,7 @@ def test_an_analysis_waits_is_approved_and_runs_once(home, tmp_path, capsys):
     for name in NAMES:
         site_ledger = read_ledger(home / name, name, load_identity(home / name).public)
         decision = site_ledger.decisions[waiting[name]]
-        assert decision.verdict == "approved" and decision.use in site_ledger.records(UsedApproval)
+        assert decision.verdict == "approved" and site_ledger.is_used(decision)
         assert not digests(home, name)
     capsys.readouterr()
     assert main(["site", "ledger", str(home / "East")]) == 0
