@@ -67,8 +67,15 @@ def text_problems(where: str, table: Table) -> Iterator[str]:
             column = chunk[name]
             held = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
             if pd.api.types.is_object_dtype(held.dtype) or pd.api.types.is_string_dtype(held.dtype):
-                texts.update(one for one in held.tolist() if isinstance(one, str))
+                texts.update(one for one in _different_values(held) if isinstance(one, str))
         yield from control_problems(f"{where}, column {name!r}", "values", texts)
+
+
+def _different_values(column: pd.Series[Any] | pd.Index[Any]) -> list[object]:
+    try:
+        return column.unique().tolist()
+    except TypeError:  # lists cannot be compared by their hashes
+        return column.tolist()
 
 
 def _text_columns(table: Table) -> list[str]:

@@ -94,10 +94,15 @@ class OpenCells:
     """The rows of one table: the group of each (n,), its number or time, and which event it had, 0 for none.
 
     `averaged` are the numbers with which the rows are counted, `start` the times at which rows enter,
-    `counted` the ends of the intervals on which times were counted last.
+    `counted` the ends of the intervals on which times were counted last. `left` and `entered` are the times
+    of every group and outcome, and the starts of every group, in ascending order. `digests` are those of
+    which rows are counted, and of the group and the outcome of each.
     """
 
-    RECOMPUTED: ClassVar = ("group", "number", "averaged", "start", "level", "event", "rows")
+    RECOMPUTED: ClassVar = (
+        *("group", "number", "averaged", "start", "level", "event", "rows"),
+        *("left", "entered", "digests"),
+    )
     """The parts that are read again when a session is resumed."""
 
     data: SiteData
@@ -112,6 +117,9 @@ class OpenCells:
     event: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     counted: Floats = field(default_factory=lambda: np.zeros(0))
+    left: tuple[Floats, ...] = ()
+    entered: tuple[Floats, ...] = ()
+    digests: tuple[str, str] = ("", "")
 
     def recompute(self) -> None:
         """Read the rows."""
@@ -131,6 +139,15 @@ class OpenCells:
         self.number, self.start = np.concatenate(number), np.concatenate(start)
         self.rows = np.flatnonzero(np.concatenate(used))
         self.averaged = block_means(self.outcome, self.number, self.data.policy.min_level_count)
+        self.sort_times()
+
+    def sort_times(self) -> None:
+        """Put the times in order, and make digests of the rows."""
+        outcome = self.outcome
+        self.left = _in_order(self.number, outcome, self.groups * self.outcomes)
+        self.entered = _in_order(self.start, self.group, self.groups) if self.late else ()
+        rows, division = (hashlib.sha256(one.tobytes()).hexdigest()[:16] for one in (self.rows, outcome))
+        self.digests = rows, division
 
     def _number(self, rows: CompleteRows) -> Floats:
         if self.request.number:
@@ -187,12 +204,6 @@ class OpenCells:
         survival = RowsRequest.from_json(self.request.question).survival
         return survival is not None and len(survival.times) > 1
 
-    @property
-    def digests(self) -> tuple[str, str]:
-        """Return digests of which rows are counted, and of the group and the outcome of each."""
-        rows, division = (hashlib.sha256(one.tobytes()).hexdigest()[:16] for one in (self.rows, self.outcome))
-        return rows, division
-
     def time_cells(self, edges: Floats) -> tuple[Ints, ...]:
         """Return the cells of each row: group, interval up to each edge and beyond, outcome.
 
@@ -206,16 +217,23 @@ class OpenCells:
 
     def time_counts(self, edges: Floats) -> Ints:
         """Count the rows by cell, (G, J + 1, 1 + C), or with those that enter late (G, J + 1, 2 + C)."""
-        G, J, width = self.groups, len(edges) + 1, self.outcomes
-        left, *entered = self.time_cells(edges)
-        counts = np.bincount(left, minlength=G * J * width).reshape(G, J, width)
-        more = [np.bincount(code, minlength=G * J).reshape(G, J, 1) for code in entered]
-        return np.concatenate([counts, *more], axis=2)
+        up_to = [np.searchsorted(times, edges, side="right") for times in self.left]
+        before = [np.searchsorted(times, edges) for times in self.entered]
+        sizes = [len(times) for times in (*self.left, *self.entered)]
+        counts = np.diff(np.column_stack([[*up_to, *before], sizes]), prepend=0).astype(np.int64)
+        left, entered = np.split(counts, [len(up_to)])
+        left = left.reshape(self.groups, self.outcomes, -1).swapaxes(1, 2)
+        return np.concatenate([left, entered[:, :, None]], axis=2) if self.late else left
 
     def cells(self, edges: Floats) -> Ints:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
         return np.asarray((self.group * (len(edges) + 1) + interval) * self.outcomes + self.event)
+
+
+def _in_order(times: Floats, code: Ints, count: int) -> tuple[Floats, ...]:
+    """Return the times of the rows of each code from zero on, in ascending order."""
+    return tuple(np.sort(times[code == one]) for one in range(count))
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:

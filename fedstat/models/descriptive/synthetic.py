@@ -35,6 +35,7 @@ def with_synthetic_cells(
         width = opened.outcomes
         opened.event = (place // (G * levels) + 1) % width
         opened.number, opened.averaged, opened.start = np.ones(n), np.ones(n), np.zeros(n)
+        opened.sort_times()
         state.count_entities(n)
         state.reported.update(CELLS)
         state.keep(FAMILY, opened, n, columns=len(groups))

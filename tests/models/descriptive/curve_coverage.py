@@ -98,6 +98,7 @@ class Site:
         self.opened.event = pd.Index(causes).get_indexer(table["event"]).astype(np.int64)
         self.opened.number = table["months"].to_numpy()
         self.opened.start, self.opened.rows = np.zeros(len(table)), np.arange(len(table))
+        self.opened.sort_times()
         self.policy, self.table = fs.Policy(), SimpleNamespace(n_rows=len(table))
         self.site_ledger = SiteLedger()
         self.masked_among = sites
