@@ -149,13 +149,12 @@ def test_levels_of_another_factor_do_not_end_the_examination(apart):
     assert own.isna().all(axis=1).to_dict() == {"H0": apart == 1, "H1": False, "H2": False}
 
 
-def test_a_site_shows_no_fit_with_more_products_than_it_examines(monkeypatch):
+def test_a_site_answers_no_fit_with_more_products_than_it_examines(monkeypatch):
     monkeypatch.setattr(weighted_sums, "MOST_PRODUCTS", 8)
-    monkeypatch.setattr(weighted_sums, "_are_cleared", lambda *args: False)
     policy = replace(STRICT, min_own_rows=0)
     assert glm("e ~ a + b + z", LOGIT)(pooled(policy=policy)).site_estimates.notna().to_numpy().all()
-    own = glm("e ~ a + b + s + z", LOGIT)(pooled(policy=policy)).site_estimates
-    assert own.isna().to_numpy().all()
+    with pytest.raises(PolicyError, match=r"examines at most 8 products of columns .*are 10"):
+        glm("e ~ a + b + s + z", LOGIT)(pooled(policy=policy))
 
 
 def test_all_other_sites_read_the_predictor_of_one_row():
@@ -175,22 +174,59 @@ def test_all_other_sites_read_the_predictor_of_one_row():
     assert np.abs(found - z).min() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["GLORE", "FederatedGLM"])
-def test_an_analyst_reads_the_predictor_of_a_row_that_alone_has_two_levels(name):
-    """Wards within hospitals: over all sites, one row has the first ward and k, and its part is the total.
-
-    No site can see that the other sites have no such row, so it tolerates its own.
-    """
+def of_wards_within(hospitals: dict[str, int]) -> pd.DataFrame:
+    """Hospitals with as many rows that have both ward p and h = k; none of ward p where the number is -1."""
     rng, frames = np.random.default_rng(4), []
-    for hospital, wards in {"A": "pqr", "B": "qr", "C": "qr"}.items():
-        frame = pd.DataFrame({"ward": rng.choice([*wards], 240), "h": rng.choice(["k", "l"], 240)})
-        frame.loc[np.flatnonzero((frame.ward == "p") & (frame.h == "k"))[1:], "h"] = "l"
+    for hospital, both in hospitals.items():
+        wards = ["q", "r"] if both < 0 else ["p", "q", "r"]
+        frame = pd.DataFrame({"ward": rng.choice(wards, 240), "h": rng.choice(["k", "l"], 240)})
+        frame.loc[np.flatnonzero((frame.ward == "p") & (frame.h == "k"))[max(both, 0) :], "h"] = "l"
         frame["z"], frame["e"] = rng.normal(10.0, 2.0, 240).round(3), (rng.random(240) < 0.45) * 1.0
         frames.append(frame.assign(hospital=hospital))
-    table = pd.concat(frames, ignore_index=True)
+    return pd.concat(frames, ignore_index=True)
+
+
+WITHIN = {
+    "GLORE": model("GLORE", "e ~ C(ward) + C(h) + z"),
+    "FederatedGLM": glm("e ~ C(ward) + C(h) + z", LOGIT),
+    "ordinal": model("FederatedOrdinal", "C(grade, levels=[0, 1, 2]) ~ C(ward) + C(h) + z"),
+    "multinomial": model("FederatedMultinomial", "C(grade) ~ C(ward) + C(h) + z"),
+    "Cox": model("FederatedCox", "Surv(time, e) ~ C(ward) + C(h) + z"),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize(
+    ("hospitals", "passes"),
+    [
+        ({"A": 1, "B": -1, "C": -1}, False),
+        ({"A": 1, "B": 0, "C": 0}, False),
+        ({"A": 1, "B": 1, "C": 0}, False),
+        ({"A": 1, "B": 40, "C": -1}, False),
+        ({"A": 1, "B": 1, "C": 1}, True),
+        ({"A": 2, "B": 1, "C": 1, "D": -1}, True),
+        ({"A": 0, "B": 0, "C": 0}, True),
+        ({"A": 3, "B": -1, "C": -1}, True),
+    ],
+)
+def test_rows_that_few_hospitals_have_are_singled_out_by_no_masked_sum(name, hospitals, passes):
+    """Wards within hospitals: if one row alone has ward p and k, the total of its weight is its own."""
+    table = of_wards_within(hospitals)
+    table["grade"] = np.random.default_rng(1).integers(0, 3, len(table))
+    table["time"] = np.random.default_rng(2).integers(1, 40, len(table)) * 1.0
     partition = fs.ClientPartition.from_frame(table, by="hospital", policy=STRICT)
-    settings = {"family": LOGIT} if name == "FederatedGLM" else {}
-    result = getattr(fs, name).from_formula("e ~ C(ward) + C(h) + z", partition, **settings).fit(local=False)
+    if passes:
+        WITHIN[name](partition)
+        return
+    with pytest.raises(PolicyError, match=CELLS):
+        WITHIN[name](partition)
+
+
+def test_without_the_check_an_analyst_reads_the_predictor_of_a_row(monkeypatch):
+    monkeypatch.setattr(weighted_sums, "_is_hidden", lambda *args: True)
+    table = of_wards_within({"A": 1, "B": -1, "C": -1})
+    partition = fs.ClientPartition.from_frame(table, by="hospital", policy=STRICT)
+    result = WITHIN["GLORE"](partition)
     of_row, of_q, of_r, of_l = np.eye(5)[0], *np.eye(5)[1:4]
     assert list(result.params.index)[1:4] == ["C(ward)[T.q]", "C(ward)[T.r]", "C(h)[T.l]"]
     weight = (of_row - of_q - of_r) @ np.linalg.inv(result.cov_params().to_numpy()) @ (of_row - of_l)

@@ -16,7 +16,7 @@ import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
-from fedstat.errors import FedstatError
+from fedstat.errors import FedstatError, PolicyError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -214,14 +214,23 @@ ONE_TABLE = {
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_analyses_of_one_table_are_answered_in_any_order_where_rows_are_left_out(seed):
-    """One to fifty-three records lack a value, and one hospital has six women."""
+    """One to fifty-three records lack a value, and one hospital has six women.
+
+    Exercise gave angina to one patient with the first kind of pain at each of three hospitals. Where one of
+    them leaves this patient out, too few are left, and the first two kinds have to be merged.
+    """
     frame = hospitals().assign(ill=lambda frame: (frame.num > 0).astype(int))
+    frame["pain"] = frame.cp.replace({1: 2})
     policy = fs.Policy.strict()
     partition = fs.ClientPartition.from_frame(frame, by="hospital", policy=policy)
     names = list(ONE_TABLE)
     np.random.default_rng(seed).shuffle(names)
     for name in names:
-        result = fs.GLORE.from_formula(ONE_TABLE[name], partition).fit()
+        try:
+            result = fs.GLORE.from_formula(ONE_TABLE[name], partition).fit()
+        except PolicyError as refusal:
+            assert "merge levels that are rare" in str(refusal)
+            result = fs.GLORE.from_formula(ONE_TABLE[name].replace("C(cp)", "C(pain)"), partition).fit()
         assert 700 < result.nobs <= 920
         if name == "evaluation":
             assert result.evaluate() is not None

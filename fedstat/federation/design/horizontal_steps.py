@@ -28,6 +28,7 @@ from fedstat.federation.design.formula.syntax_tree import (
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.propensity_weights import CUTS, WeightedArms
+from fedstat.federation.design.sealed_levels import BOXES, seal_levels
 from fedstat.federation.design.site_rows import (
     INTERCEPT,
     CompleteRows,
@@ -64,7 +65,9 @@ from fedstat.federation.disclosure.facts import (
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.level_products import REPORTED_VALUES
 from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.disclosure.weight_spaces import may_have_few_values
 from fedstat.federation.message import aggregate, control, presence, schema
 from fedstat.federation.tables.columns import (
     TEXT_OF_NUMBERS,
@@ -487,6 +490,28 @@ class OpenRows:
         cells = [column for _, column in self.cells_of_terms(joined[:, :q])]
         yield np.column_stack([joined[:, :q], *cells, joined[:, q:]]) if cells else joined
 
+    def leveled_columns(self) -> Iterator[tuple[int, Floats]]:
+        """Yield columns in the units of the data that may have few values, (n,) each, with their places.
+
+        Columns of propensity models follow those of the design. Where effects are absorbed there are none.
+        """
+        if self.question.absorbed:
+            return
+        first, parts, chosen = int(self.question.intercept), list[Floats](), list[int]()
+        for rows, X in self.chunks():
+            if not parts:
+                chosen = [
+                    j for j in range(first, X.shape[1]) if may_have_few_values(X[:, j], REPORTED_VALUES)
+                ]
+                width = X.shape[1]
+            found = np.column_stack([X[:, chosen], *self._propensity_columns(rows)])
+            found[:, : len(chosen)] *= self.scale[chosen]
+            found[:, : len(chosen)] += self.shift[chosen]
+            parts.append(found)
+        columns = np.concatenate(parts)
+        places = [*(j - first for j in chosen), *range(width - first, width - first + columns.shape[1])]
+        yield from ((place + 1, x) for place, x in zip(places, columns.T, strict=False))
+
     def cells_of_terms(self, X: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield terms with factors of few values in every cell of these, as far as columns hide the cells.
 
@@ -875,6 +900,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             optional=True,
             behind=(EntityCount, AbsorbedLevels, RowGroups),
         ),
+        "boxes": BOXES,
     },
     rows_behind=OPEN_ROWS,
 )
@@ -883,12 +909,13 @@ def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
 
     Released are `moments` (4, p): rows, sum, squared deviations from the site's mean, and rows times that
     mean's square; and `absorbed` (2,), where effects of levels are absorbed. Only their sums over sites are
-    needed.
+    needed. Where masks hide them, `boxes` are what :mod:`fedstat.federation.design.sealed_levels` seals.
     """
     opened, n = rows_of(state, absorbed=True), float(state.entities)
     mean, spread = opened.own
     # Squares about the site's own mean: sums of plain squares would cancel where the mean is large.
     found = {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+    found |= seal_levels(data, state)
     return found | ({"absorbed": opened.absorbed} if opened.question.absorbed else {})
 
 
@@ -933,7 +960,7 @@ class LabelRequest:
 
 @step(
     FAMILY,
-    "sum_columns count_labels",
+    "sum_columns count_labels take_levels",
     request=LabelRequest,
     requests=schema("columns of groups, and the number of buckets"),
     releases={

@@ -10,6 +10,7 @@ the checks that ``checks`` lists in order. Read in this order:
 * ``differencing``, ``weight_spaces``, ``cell_functions``, ``weighted_sums``, ``column_sums``: comparisons
   with earlier releases, which ``release_history`` keeps; ``analysis_sets``: rows that are left out, so that
   analyses do not differ by few.
+* ``level_products``: comparison with the rows of other sites that mask the same sums.
 * ``privacy_budget``: noise and its charge.
 * ``approval``: studies, roles and plans that an owner decides about.
 * ``state``: what a site keeps of a session; ``refusals``: what an analyst and the owner read.

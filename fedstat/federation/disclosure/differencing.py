@@ -313,7 +313,7 @@ def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
 # ----------------------------------------------------------------------------------------------------
 # Products of released columns: rows behind each product, and the history of all released columns.
 
-BLOCK_ROWS, FIRST_ROWS = 4096, 64
+BLOCK_ROWS, CACHED_ROWS, FIRST_ROWS = 4096, 256, 64
 REMEDY = "Merge levels, or leave one of the two terms out"
 
 
@@ -444,8 +444,11 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     if not n:
         return
     # By column, as everything below reads them.
-    columns = np.empty((parts[0].shape[1], n))
-    np.concatenate([part.T for part in parts], axis=1, out=columns)
+    columns, end = np.empty((parts[0].shape[1], n)), 0
+    for part in parts:
+        for start in range(0, len(part), CACHED_ROWS):
+            some = part[start : start + CACHED_ROWS]
+            columns[:, end : (end := end + len(some))] = some.T
     _code_indicators(columns)
     code = np.zeros(n, dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
@@ -526,8 +529,6 @@ def check_sums(
             tolerated = {k for k, one in enumerate(whole.sums) if frozenset(one.items()) in own}
             require_rows(data, whole, len(after.sums), counts, remedy, persons, tolerated, cleared)
     require_few_functions(data, whole, first, persons)
-    if () in cleared:
-        whole = replace(whole, cleared=(few, len(whole.sums)))
     if remembered:
         memory.released = replace(released, spaces=whole.kept(released.spaces))
 

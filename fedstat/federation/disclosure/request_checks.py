@@ -85,6 +85,8 @@ def _check_kind(question: ArrayRequest) -> Problem:
     unhidden = kind in UNMASKABLE_KINDS
     if kind not in policy.refused_kinds or (_is_masked(request, declared) and not unhidden):
         return None
+    if declared.optional and kind == "sealed":  # the site leaves it out
+        return None
     allowed = policy.refused_kinds - {kind}
     if declared.maskable and not unhidden:
         remedy = Remedy(

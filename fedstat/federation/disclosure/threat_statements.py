@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from fedstat.federation.disclosure.level_products import reported_rows
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import (
     ANALYST,
@@ -49,14 +50,11 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
         "0, and the rows that have neither of two levels or are in neither of two subsets. Other values of "
-        "these rows are not revealed, with the exception of the next statement.",
-        "In an iterated fit with a column of many values, such as a logistic model: the linear predictor of "
-        "1 to {below_level} rows that alone over all sites have one level and not another, or neither of "
-        "two, and from this their values of that column. No site can see whether others have such rows.",
+        "these rows are not revealed.",
         "No sum of a column, or of a product of columns, over 1 to {below_level} rows, and no combination of "
         "such sums over groups, levels and columns of few values. This check includes all earlier analyses, "
         "tables and curves. It includes the weights of an iterated fit where few combinations of values "
-        "decide them.",
+        "decide them, and, with a column of many values, products of the others over all sites.",
         "Between two sites, one row can be nearly all of a product, because no site knows the values of the "
         "other. Only the number of rows is limited.",
         "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
@@ -98,6 +96,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Which of its own entities the other sites have. If it deals random numbers for two other sites: the "
         "patterns of missing records of their common entities, without the keys.",
         "Random numbers, and no values, from a secure product with another site.",
+        "Where at least three sites mask their sums: which levels of two columns of a model occur together "
+        "at another site, in {reported} or more rows. It does not learn in how many, and the coordinator "
+        "learns nothing of it.",
         "If a product with another site is refused: which of its own columns have too few rows in common "
         "with a column of that site.",
         "If it colludes with the coordinator: a sum without its own part. If all sites but one collude, this "
@@ -218,6 +219,7 @@ def threats_under(policy: Policy) -> Iterator[Threat]:
         "max_refusals": refusals,
         "min_own_rows": max(policy.min_own_rows, strict.min_own_rows),
         "below_level": max(policy.min_level_count, strict.min_level_count) - 1,
+        "reported": reported_rows(max(policy.min_level_count, strict.min_level_count)),
         "max_column_sums": min(
             float(limit) for limit in (policy.max_column_sums, strict.max_column_sums) if limit != "any"
         ),

@@ -186,8 +186,6 @@ class WeightSpaces:
         Columns of the table from which each atom is computed; none if they are not known.
     sums : tuple of polynomials
         Each one is summed over all rows.
-    cleared : pair of int
-        Numbers k and m: no combination of the counts among the first m `sums` belongs to k persons or fewer.
     """
 
     n_rows: int
@@ -195,7 +193,6 @@ class WeightSpaces:
     atoms: tuple[Array, ...] = ()
     columns: tuple[tuple[str, ...], ...] = ()
     sums: tuple[Polynomial, ...] = ()
-    cleared: tuple[int, int] = (0, 0)
     _known: frozenset[frozenset[tuple[Monomial, float]]] = field(default_factory=frozenset)
 
     @classmethod
@@ -217,12 +214,6 @@ class WeightSpaces:
         found = [self.patterns[p[0]].column for one in self.sums for p, a in one if a == quantity]
         return np.column_stack(found) if found else np.zeros((self.n_rows, 0))
 
-    def are_cleared(self, weights: Iterable[Polynomial], few: int) -> bool:
-        """Return whether no combination of these weights, as counts, belongs to at most `few` persons."""
-        least, end = self.cleared
-        known = {next(iter(one)) for one in self.sums[:end] if len(one) == 1}
-        return least >= few and all(key in known for one in weights for key in one)
-
     def kept(self, before: WeightSpaces) -> WeightSpaces:
         """Return what is remembered of these spaces: no more atoms than before if they are too many."""
         if len(self.atoms) * self.n_rows <= MOST_KEPT:
@@ -230,7 +221,7 @@ class WeightSpaces:
         known = len(before.atoms)
         sums = [one for one in self.sums if all(i < known for _, a in one for i in a)]
         fewer = replace(self, atoms=self.atoms[:known], columns=self.columns[:known], sums=())
-        return replace(fewer, cleared=(0, 0), _known=frozenset()).with_sums(sums)
+        return replace(fewer, _known=frozenset()).with_sums(sums)
 
     def with_groups(self, code: Ints) -> WeightSpaces:
         """Return the spaces after sums of any quantity by group, (m,), -1 for none, as for further rows."""
@@ -253,7 +244,7 @@ class WeightSpaces:
 
         patterns = tuple(Pattern.of(carry(one.column, 0.0)) for one in self.patterns)
         atoms = tuple(carry(one, np.nan) for one in self.atoms)
-        return replace(self, n_rows=len(from_before), patterns=patterns, atoms=atoms, cleared=(0, 0))
+        return replace(self, n_rows=len(from_before), patterns=patterns, atoms=atoms)
 
     def to_arrays(self) -> dict[str, Array]:
         """Return the arrays by name, for a file."""
@@ -374,25 +365,6 @@ class Expressions:
         """Return weights from outside, (n_rows,), times what the rows contribute to an estimate."""
         return {((self._pattern(weights),), ESTIMATE): 1.0} if weights.any() else {}
 
-    def linear(self, x: Floats, inside: Bools) -> Polynomial | None:
-        """Return a pattern of which a column is a linear function in the rows `inside`, or None."""
-        rows = np.flatnonzero(inside)
-        sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
-        here = x[sample]
-        for j, one in enumerate(self._patterns):
-            p = one.values[one.codes[sample]]
-            low, high = p.argmin(), p.argmax()
-            if (p[high] == p[low]) != (here[high] == here[low]):
-                continue
-            slope = (here[high] - here[low]) / (p[high] - p[low]) if p[high] != p[low] else 0.0
-            values = here[low] + slope * (one.values - p[low])
-            close = ROUNDED * (np.abs(here).max() + abs(slope) * np.abs(p).max())
-            if (np.abs(values[one.codes[sample]] - here) <= close).all() and (
-                np.abs(values[one.codes] - x) <= close
-            )[inside].all():
-                return {((j,), ()): 1.0}
-        return None
-
     def is_indicator(self, x: Polynomial) -> bool:
         """Return whether a column is zero or one in every row."""
         return len(x) == 1 and all(
@@ -421,7 +393,7 @@ class Expressions:
         spaces = replace(self.spaces, patterns=patterns, atoms=atoms, columns=columns)
         if not self._factors:
             return spaces
-        fewer = replace(spaces, sums=(), cleared=(0, 0), _known=frozenset())
+        fewer = replace(spaces, sums=(), _known=frozenset())
         return fewer.with_sums(self.factored(one) for one in self.spaces.sums)
 
     def factor_atoms(self) -> None:
@@ -641,21 +613,26 @@ class Expressions:
         return {((pattern,), ()): start, ((pattern,), (j,)): slope}, np.where(same, 0.0, x)
 
 
-def pattern_of_few_values(x: Floats) -> Pattern | None:
-    """Return the pattern of a column of few values; None for another one. The first rows rule out most.
+def pattern_of_few_values(x: Floats, most: int = FEW_VALUES) -> Pattern | None:
+    """Return the pattern of a column of at most this number of values; None for another one.
 
     A number that is zero in all but few rows has few values, too. It is a column of many values there, unless
     its values are repeated or are small whole numbers.
     """
-    if len(np.unique(x[: 4 * FEW_VALUES])) > FEW_VALUES:
+    if not may_have_few_values(x, most):
         return None
     found = Pattern.of(x)
     values = found.values[found.values != 0.0]
-    if len(found.values) > FEW_VALUES:
+    if len(found.values) > most:
         return None
     small = bool((np.abs(values) <= LARGEST_CODE).all() and (values == np.rint(values)).all())
     is_few = len(values) < 2 or small or np.count_nonzero(x) >= 2 * len(values)
     return found if is_few else None
+
+
+def may_have_few_values(x: Floats, most: int = FEW_VALUES) -> bool:
+    """Return whether the first rows of a column, which rule out most columns, have few values."""
+    return len(np.unique(x[: 4 * most])) <= most
 
 
 def has_few_values(x: Floats) -> bool:
@@ -930,7 +907,7 @@ class ComponentWeights:
     ) -> ComponentWeights | None:
         """Return the weights; None if no cell has few persons, so that no person can be singled out."""
         used = sorted({i for k in members for p, _ in spaces.sums[k] for i in p})
-        first_with, cell = _cells([spaces.patterns[i] for i in used], spaces.n_rows)
+        first_with, cell = cells_of([spaces.patterns[i] for i in used], spaces.n_rows)
         held = {i: spaces.patterns[i].values[spaces.patterns[i].codes[first_with]] for i in used}
         there = np.zeros(len(first_with), dtype=np.bool_)
         for values in held.values():
@@ -1037,7 +1014,7 @@ def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[in
     return involved or [k for k in members if k >= first]
 
 
-def _cells(patterns: Sequence[Pattern], n_rows: int) -> tuple[Ints, Ints]:
+def cells_of(patterns: Sequence[Pattern], n_rows: int) -> tuple[Ints, Ints]:
     """Return a row of each cell of rows with equal values, (C,), and the cell of each row, (n_rows,)."""
     code, span = np.zeros(n_rows, dtype=np.int64), 1
     for one in patterns:

@@ -8,22 +8,24 @@ the release history as sums with known weights.
 Where the predictor has many values, nobody can combine the sums at two coefficients. But the sum of the
 weights over one row is a function of its predictor, and reveals it. So counts of few rows that follow by
 subtraction, which are tolerated in the history, are not tolerated under such weights where a site releases
-its own sums. In a masked sum they are: a site's part is known to nobody if it is always added to the same
-others, and these have rows of the cell. If they have none, the sum is the part of one site, and reveals the
-predictor of its rows; no site can see this, and the threat statements say so.
+its own sums. In a masked sum they are where no one knows a site's part: it is always added to the same
+others, and two of these have reported that they have rows of the cell; see
+:mod:`fedstat.federation.disclosure.level_products`. Otherwise the sum may be the part of one site, and reveal
+the predictor of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
+from typing import Protocol
 
 import numpy as np
 
 from fedstat.errors import PolicyError
-from fedstat.federation.disclosure.differencing import Expressed, check_sums, require_rows
+from fedstat.federation.disclosure.differencing import Expressed, check_sums
 from fedstat.federation.disclosure.facts import RowTerms, ScoreAndInformation
+from fedstat.federation.disclosure.level_products import OwnLevels
 from fedstat.federation.disclosure.leverage import masked_among_the_same
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.disclosure.weight_spaces import (
@@ -32,12 +34,13 @@ from fedstat.federation.disclosure.weight_spaces import (
     ONE,
     Expressions,
     Polynomial,
-    WeightSpaces,
     has_few_values,
 )
 from fedstat.typing import Floats, Ints
 
 CELLS_KEY, UNKNOWN_KEY = "cells of linear predictors", "products with other weights"
+LEVELS_KEY, SPACES_KEY = "own levels", "levels of others"
+"""What the site has reported of its rows, and what others have, by the request that opened them."""
 REMEDY = "Merge levels, or leave a term out"
 NAME = "the weighted sums at these coefficients"
 NEW_WEIGHTS = 1e-9
@@ -125,14 +128,6 @@ def columns_of(fact: ScoreAndInformation, levels: bool = False) -> Iterator[Floa
             yield np.concatenate([block[:, j] for block in blocks])
 
 
-def columns_of_few_values(fact: ScoreAndInformation) -> Iterator[Floats]:
-    """Yield the columns of a design that may have few values, as far as the first rows show."""
-    blocks = [part.columns for part in fact.parts()]
-    for j in range(blocks[0].shape[1]):
-        if len(np.unique(blocks[0][: 4 * FEW_VALUES, j])) <= FEW_VALUES:
-            yield np.concatenate([block[:, j] for block in blocks])
-
-
 def terms_at(fact: ScoreAndInformation) -> Iterator[RowTerms]:
     """Yield the terms of the sums at the point, over all rows."""
     for parts in zip(*(part.terms(fact.point) for part in fact.parts()), strict=True):
@@ -174,7 +169,7 @@ def check_weighted_sums(data: SiteData, state: State, fact: ScoreAndInformation)
         response = response if one.times is None else one.times
     if not is_known and not kept.unknown:
         problem = unknown_weights_problem(data, state, fact)
-        if problem is not None and not masked_among_the_same(data, state.masked_among):
+        if problem is not None and not _is_hidden(data, state, fact):
             raise problem
         kept = replace(kept, unknown=True)
     new = {key: kept.added(np.hstack(several), key) for key, several in found.items() if several}
@@ -183,6 +178,41 @@ def check_weighted_sums(data: SiteData, state: State, fact: ScoreAndInformation)
     spans = {key: np.hstack([span, new[key]]) if key in new else span for key, span in kept.spans.items()}
     state.keep(CELLS_KEY, replace(kept, spans=spans, points=kept.points | {fact.point}))
     return not kept.unknown
+
+
+def examines_products(data: SiteData) -> bool:
+    """Return whether the owner lets no product of columns belong to few rows."""
+    return data.policy.products != "any" and data.policy.min_level_count >= 2 and data.policy.privacy is None
+
+
+def opening_of(state: State) -> str:
+    """Return the digest of the request that opened the rows, which masks need in common."""
+    return state.begun.get("design open_rows", b"").hex()
+
+
+class RowsWithLevels(Protocol):
+    """Rows that a session has opened."""
+
+    @property
+    def places(self) -> Ints:
+        """Places of the rows in the table, (n,)."""
+        ...
+
+    def leveled_columns(self) -> Iterable[tuple[int, Floats]]:
+        """Return columns that may have few values, (n,) each, with their places in the design."""
+        ...
+
+
+def level_columns(data: SiteData, state: State) -> OwnLevels:
+    """Return the columns that the site reports, of the rows that the session has opened."""
+    name = f"{LEVELS_KEY} {opening_of(state)}"
+    if name not in state:
+        opened: RowsWithLevels = state.look_at("rows")
+        released, rows = data.memory.released, opened.places
+        person = None if released is None or released.persons is None else released.persons[rows]
+        state.keep(name, OwnLevels.of(opened.leveled_columns(), len(rows), person))
+    found: OwnLevels = state.look_at(name)
+    return found
 
 
 def check_cells(
@@ -216,82 +246,61 @@ def check_cells(
 
 
 def unknown_weights_problem(data: SiteData, state: State, fact: ScoreAndInformation) -> PolicyError | None:
-    """Return why products of columns of few values, with weights of many values, single out few rows."""
-    if UNKNOWN_KEY in state and state.look_at(UNKNOWN_KEY)[0] is fact.rows:
-        found: PolicyError | None = state.look_at(UNKNOWN_KEY)[1]
-        return found
-    found = None
-    try:
-        _check_unknown_weights(data, fact)
-    except PolicyError as problem:
-        found = problem
-    state.keep(UNKNOWN_KEY, (fact.rows, found))
+    """Return why products of columns of few values, with weights of many values, single out few rows.
+
+    Sums that are masked among the same sites are hidden where others have rows behind the same products.
+    """
+    if not examines_products(data) or fact.among is None or len(fact.among) != fact.n:
+        return None
+    if all(one.right.shape[1] == 1 for part in fact.parts() for one in part.terms(fact.point)):
+        return None
+    if UNKNOWN_KEY not in state or state.look_at(UNKNOWN_KEY)[0] is not fact.rows:
+        own, least = _examined(data, state, fact.among), data.policy.min_level_count
+        state.keep(UNKNOWN_KEY, (fact.rows, _problem_of(data, own, least)))
+    found: PolicyError | None = state.look_at(UNKNOWN_KEY)[1]
     return found
 
 
-def _check_unknown_weights(data: SiteData, fact: ScoreAndInformation) -> None:
-    if data.policy.products == "any" or data.policy.min_level_count < 2 or fact.among is None:
-        return
-    if len(fact.among) != fact.n or all(
-        one.right.shape[1] == 1 for part in fact.parts() for one in part.terms(fact.point)
-    ):
-        return
-    released = data.memory.released
-    n_rows = data.table.n_rows if released is None else released.spaces.n_rows
-    if released is not None and _are_cleared(released.spaces, fact, data.policy.min_level_count - 1):
-        return
-    made = Expressions(WeightSpaces(n_rows))
-    columns = [_in_table(made, fact, x) for x in columns_of_few_values(fact) if has_few_values(x)]
-    if len(columns) < 2:
-        return
-    if any((x[fact.among] == 1.0).all() for x in columns):  # levels have other codes, and the same span
-        columns = [_indicator_of(x, fact.among) for x in columns]
-    # Levels of one factor have no row in common: their products are zero.
-    there = np.array([x != 0.0 for x in columns], dtype=np.float32)
-    pairs = np.argwhere(np.triu(there @ there.T > 0.0)).tolist()
-    if len(pairs) > MOST_PRODUCTS:
-        raise PolicyError.of_rule(
+def _examined(data: SiteData, state: State, among: Ints) -> OwnLevels:
+    """Return the columns of few values in some rows of the table, all of which the session has opened."""
+    own, places = level_columns(data, state), state.look_at("rows").places
+    own = own if len(among) == len(places) else own.only(np.searchsorted(places, among))
+    return own.examined()
+
+
+def _problem_of(data: SiteData, own: OwnLevels, least: int) -> PolicyError | None:
+    if len(own.pairs) > MOST_PRODUCTS:
+        return PolicyError.of_rule(
             "rows behind a product",
             data.name,
             f"examines at most {MOST_PRODUCTS:,} products of columns of few values under weights of many "
-            f"values; there are {len(pairs):,}. {REMEDY}",
+            f"values; there are {len(own.pairs):,}. {REMEDY}",
         )
-    few = [made.pattern(x) for x in columns]
-    sums = [(made.product(few[i], few[j]), NAME) for i, j in pairs]
-    persons = None if released is None else released.persons
-    require_rows(data, made.result().with_sums(one for one, _ in sums), 0, sums, REMEDY, persons)
+    if not own.single_out(least):
+        return None
+    return PolicyError.of_rule(
+        "rows behind a product",
+        data.name,
+        f"refuses sums that, combined with each other, single out fewer than {least} rows: {NAME}",
+        remedy=REMEDY,
+    )
 
 
-def _are_cleared(spaces: WeightSpaces, fact: ScoreAndInformation, few: int) -> bool:
-    """Return whether products of columns of few values were cleared as counts, when the rows were opened."""
-    if spaces.cleared[0] < few:
+def _is_hidden(data: SiteData, state: State, fact: ScoreAndInformation) -> bool:
+    """Return whether two other sites have rows where a combination of products belongs to few rows here."""
+    spaces = f"{SPACES_KEY} {opening_of(state)}"
+    if fact.among is None or spaces not in state:
         return False
-    made, found = Expressions(spaces), list[Polynomial]()
-    inside = np.zeros(made.n, dtype=np.bool_)
-    inside[fact.among] = True
-    for x in columns_of_few_values(fact):
-        one = made.linear(_in_table(made, fact, x), inside)
-        if one is not None:
-            found.append(one)
-        elif has_few_values(x):
-            return False
-    rows = made.rows(inside)
-    pairs = combinations_with_replacement(found, 2)
-    return spaces.are_cleared((made.product(one, other, rows) for one, other in pairs), few)
+    own = _examined(data, state, fact.among)
+    return (
+        len(own.pairs) <= MOST_PRODUCTS
+        and own.are_covered(state.look_at(spaces), data.policy.min_level_count)
+        and masked_among_the_same(data, state.masked_among)
+    )
 
 
 def _in_table(made: Expressions, fact: ScoreAndInformation, values: Floats) -> Floats:
     """Return values of the rows of a design as a column of the table, zero in other rows."""
     out = np.zeros(made.n)
     out[fact.among] = values
-    return out
-
-
-def _indicator_of(x: Floats, among: Ints) -> Floats:
-    """Return the indicator of the rarer value of a column of two values; other columns as they are."""
-    values, counts = np.unique(x[among], return_counts=True)
-    if len(values) != 2:
-        return x
-    out = np.zeros(len(x))
-    out[among] = x[among] == values[counts.argmin()]
     return out

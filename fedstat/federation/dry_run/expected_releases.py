@@ -19,6 +19,7 @@ from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep, Re
 from fedstat.federation.disclosure.site import FAMILIES, UNALIGNED_FAMILIES
 from fedstat.federation.disclosure.threat_statements import COORDINATOR_LEARNS, SITE_LEARNS
 from fedstat.federation.dry_run.execution import DryRunRecord, DryRunRequest
+from fedstat.federation.protocols.masked_sums import SEALING, TAKING
 
 # ----------------------------------------------------------------------------------------------------
 # Counts of what a fit would request and release, from one dry run.
@@ -281,7 +282,10 @@ class PlanBuilder:
                 for row in planned
                 if row.array == name and self._dry_run(row.sender, step, name) == gave
             ]
-            unknown = step in self.guessed or name == TEXT
+            # What sites report to each other has a length that depends on their rows.
+            unknown = (
+                step in self.guessed or name == TEXT or (declared.kind == "sealed" and declared.optional)
+            )
             numbers = 0 if unknown else max([gave, self.largest.get((step, name), 0), *later])
             hidden = masked and declared.maskable
             entities = max(one.entities for one in found)
@@ -367,7 +371,10 @@ def sites_learn(planned: Sequence[ExpectedArray]) -> Iterator[str]:
             receivers = list(dict.fromkeys(row.receiver for row in rows))
             whom = _join_or_count(receivers, planned)
             yield f"{whom} receive ({kind}): {_array_meanings(rows)}. {meaning}."
-    if any(row.kind == "sealed" for row in planned):
+    sealing = {row.step for row in planned if row.kind == "sealed"}
+    if SEALING in sealing:
+        yield "report to each other, sealed, which levels of two columns occur together, and not how often."
+    if sealing - {SEALING, TAKING}:
         yield (
             "of a product receive each other's columns less random numbers, sealed, and learn nothing from "
             "them."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -234,6 +234,10 @@ class DrawnRows(OpenRows):
     ) -> Floats:
         """Return the rows instead of changed ones."""
         return X
+
+    def leveled_columns(self) -> Iterator[tuple[int, Floats]]:
+        """Return no columns: the rows are those of no table."""
+        return iter(())
 
     def weighted_arms(self) -> list[WeightedArms]:
         """Draw columns and arms of propensity models."""

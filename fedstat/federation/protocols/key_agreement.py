@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import PinError
@@ -170,18 +171,21 @@ LAST = ("finish", "meet")
 """Steps with which an agreement ends."""
 
 
-def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> FitProtocol[None]:
+Peers: TypeAlias = Mapping[str, tuple[str, ...]]
+"""By site, those with which it has agreed on keys, in the order of their names."""
+
+
+def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> FitProtocol[Peers]:
     """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong.
 
-    Of many sites whose keys serve masked sums only, each agrees with its neighbors.
+    Of many sites whose keys serve masked sums only, each agrees with its neighbors. Returns the peers.
     """
 
     def request(site: str, step: str, content: str) -> Request:
         return Request(site, FAMILY, step, {}, session, content)
 
     if sums_only and masks.is_sparse(len(sites)):
-        yield from agree_with_neighbors(sites, session, request)
-        return
+        return (yield from agree_with_neighbors(sites, session, request))
     content = to_json(KeysRequest(session, tuple(sites)))
     introducing = [request(site, "introduce", "{}") for site in sites]
     replies = yield introducing + [request(site, "announce", content) for site in sites]
@@ -193,12 +197,13 @@ def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> F
     # Packed once for all sites: it grows with their number.
     content = to_json(KeysAnnounced(public, announced))
     yield [request(site, "finish", content) for site in sites]
+    return {site: tuple(sorted(set(sites) - {site})) for site in sites}
 
 
 def agree_with_neighbors(
     sites: Sequence[str], session: str, request: Callable[[str, str, str], Request]
-) -> FitProtocol[None]:
-    """Let each of many sites agree on keys with its neighbors."""
+) -> FitProtocol[Peers]:
+    """Let each of many sites agree on keys with its neighbors, which are returned."""
     replies = yield [request(site, "commit", session) for site in sites]
     reported = {
         site: from_json(CommittedSite, reply.text, f"{site}: what binds it to its key")
@@ -218,6 +223,7 @@ def agree_with_neighbors(
     yield [
         request(site, "meet", to_json(_forwarded(keys, near[site], reported, announced))) for site in sites
     ]
+    return {site: tuple(sorted(peers)) for site, peers in near.items()}
 
 
 def _forwarded(

@@ -9,7 +9,7 @@ in two rounds, many sites in three, the last together with the protocol's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -20,9 +20,11 @@ from fedstat.federation.crypto.masks import unmask_sums
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.federation.protocols.key_agreement import LAST, agree_keys
+from fedstat.federation.protocols.key_agreement import LAST, Peers, agree_keys
 
 Fit = TypeVar("Fit")
+DESIGN, SEALING, TAKING, BOXES, SIZES = "design", "sum_columns", "take_levels", "boxes", "sizes"
+"""The step that seals messages for other sites, the one that takes them, and their arrays."""
 
 
 def masked_protocol(
@@ -38,27 +40,29 @@ def masked_protocol(
     try:
         requests = next(protocol)
         agreement = agree_keys(sites, session, sums_only)
-        about_keys = next(agreement)
+        about_keys, carried = next(agreement), list[Request]()
+        peers: dict[str, tuple[str, ...]] = {}
         number = 0
         while True:
             groups = masked_groups(requests, sites)
             # Sums need keys: the agreement is brought to its last round, which goes along with the sums.
             while groups and about_keys and about_keys[0].step not in LAST:
-                about_keys = go_on(agreement, (yield about_keys))
+                about_keys = go_on(agreement, (yield about_keys), peers)
             rounds = {i: number + g for g, places in enumerate(groups) for i in places}
             # Masks of a round are used once: the same stream under two sums would give away their difference.
             number += len(groups)
             numbered = [replace(request, masked=rounds.get(i)) for i, request in enumerate(requests)]
             try:
-                replies = yield [*about_keys, *numbered]
+                replies = yield [*about_keys, *carried, *numbered]
             except PolicyError as refusal:
                 if about_keys:
                     raise  # keys are agreed on in this round: nothing can be masked without it
                 # The masks of this round are spent. Without the refused part no sum of it can be unmasked.
-                requests = protocol.throw(refusal)
+                requests, carried = protocol.throw(refusal), []  # taken before the request that was refused
                 continue
-            reported, replies = replies[: len(about_keys)], replies[len(about_keys) :]
-            about_keys = go_on(agreement, reported) if about_keys else []
+            reported, replies = replies[: len(about_keys)], replies[len(about_keys) + len(carried) :]
+            about_keys = go_on(agreement, reported, peers) if about_keys else []
+            carried = carry_boxes(numbered, replies, peers)
             for places in groups:
                 masked = add_up(requests[places[0]], [replies[i] for i in places])
                 for i, reply in zip(places, masked, strict=True):
@@ -69,12 +73,39 @@ def masked_protocol(
         return fit
 
 
-def go_on(agreement: FitProtocol[None], replies: list[Reply]) -> list[Request]:
-    """Next round of an agreement; no asks after the last."""
+def go_on(
+    agreement: FitProtocol[Peers], replies: list[Reply], peers: dict[str, tuple[str, ...]]
+) -> list[Request]:
+    """Next round of an agreement; no requests after the last, when the `peers` of all sites are known."""
     try:
         return agreement.send(replies)
-    except StopIteration:
+    except StopIteration as stop:
+        peers |= stop.value
         return []
+
+
+def carry_boxes(
+    requests: Sequence[Request], replies: Sequence[Reply], peers: Mapping[str, tuple[str, ...]]
+) -> list[Request]:
+    """Hand what sites have sealed for each other to the receivers, with the next round."""
+    sealed = {
+        (reply.site, peer): box
+        for request, reply in zip(requests, replies, strict=True)
+        if request.step == SEALING and BOXES in reply.arrays
+        for peer, box in zip(peers[reply.site], reply.arrays[BOXES], strict=True)
+    }
+    if not sealed:
+        return []
+    # A site that reports nothing does not compare its rows with those of others.
+    reporting = {site for site, _ in sealed}
+    session, out = next(request.session for request in requests if request.step == SEALING), list[Request]()
+    for site, senders in peers.items():
+        if site not in reporting:
+            continue
+        boxes = [sealed.get((sender, site), np.zeros(0, dtype=np.uint8)) for sender in senders]
+        sizes = np.array([len(box) for box in boxes], dtype=np.int64)
+        out.append(Request(site, DESIGN, TAKING, {BOXES: np.concatenate(boxes), SIZES: sizes}, session))
+    return out
 
 
 def masked_groups(requests: Sequence[Request], sites: Sequence[str]) -> list[list[int]]:
