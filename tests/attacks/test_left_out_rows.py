@@ -30,6 +30,7 @@ from attacker.influence import (
 from attacker.tables import Structure
 
 import fedstat as fs
+from fedstat.federation.disclosure import weighted_sums
 
 AN_HOUR = 3600.0
 OWN_NOT = {"local": False}
@@ -199,3 +200,11 @@ def test_an_hour_of_sequences(campaign):
     done = campaign(range(first, first + 10**9), seconds=AN_HOUR / 2)
     print(done)
     assert not done.findings, "\n".join(str(finding) for finding in done.findings)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_wards_of_one_site_are_found_where_sites_do_not_compare_their_rows(monkeypatch, compares):
+    """Seed 38: of the rows of a ward that one site has, one has k, in a logistic model with a number."""
+    if not compares:
+        monkeypatch.setattr(weighted_sums, "_is_hidden", lambda *args: True)
+    assert bool(examine(38, Examined(), site="A")) != compares

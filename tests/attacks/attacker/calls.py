@@ -341,6 +341,23 @@ def imputed(rng: Random) -> Call:
 
 
 # Noise is left to the tests of budgets: sites with a budget refuse exact sums, and no noisy number is a sum.
+def wards(rng: Random) -> Call:
+    """Iterated fits of two factors and a number."""
+    right, given = f"C(g) + C(h) + {one(rng, ('z', 'u', 'w'))}", {"local": False}
+    name, left, settings = one(
+        rng,
+        (
+            ("GLORE", "e", {}),
+            ("FederatedGLM", "k", {"family": FAMILIES["poisson"]}),
+            ("FederatedCox", "Surv(t, e)", {}),
+            ("FederatedAFT", "Surv(t, e)", {}),
+            ("FederatedOrdinal", "x", {}),
+            ("FederatedMultinomial", "C(x)", {}),
+        ),
+    )
+    return model(name, f"{left} ~ {right}", given, **settings)
+
+
 KINDS: dict[str, tuple[Callable[[Random], Call], tuple[str, ...]]] = {
     "ols": (ols, ("FederatedOLS",)),
     "clusters": (clusters, ("FederatedOLS", "GLORE")),

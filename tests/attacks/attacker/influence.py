@@ -26,7 +26,7 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from attacker.calls import KINDS, Call, draw_call
+from attacker.calls import KINDS, Call, draw_call, wards
 from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import FedstatError
@@ -48,6 +48,10 @@ KEYS_ALONE = (RECEIPT_FAMILY, "secure")
 """Families whose replies depend on keys and the ledger, and not on rows."""
 ROUNDING = 1e-9
 """Terms below this share of their number are zero."""
+WARDS_OF_ONE_SITE = 7
+"""Of as many successive seeds with three sites, one has a level at one site alone."""
+NOT_ZERO = 1e-9
+"""Relative size of singular values, of sums of columns of length about one, that are not zero."""
 PAIRS = 4
 """Pairs of rows that are left out together, to see which numbers are sums."""
 OVER_GROUPS = ("mixed", "gee")
@@ -255,8 +259,13 @@ def examine(
     rng = np.random.default_rng([seed, 7])
     sites = ["A", "B", "C"][: int(rng.choice([1, 1, 2, 3]))]
     structures = {site: Structure.draw(rng, int(rng.integers(FEWEST_ROWS, MOST_ROWS))) for site in sites}
+    with_wards = len(sites) == 3 and seed % WARDS_OF_ONE_SITE == 3
+    if with_wards:
+        structures = {name: one.with_wards(rng, name == sites[0]) for name, one in structures.items()}
     tables = {site: structure.fill(rng) for site, structure in structures.items()}
     calls = [draw_call(rng, kinds) for _ in range(int(rng.integers(1, MOST_ANALYSES + 1)))]
+    if with_wards:
+        calls[0] = wards(rng)
     if any(call.text.startswith("impute") for call in calls):
         structures = {name: replace(one, incomplete=True) for name, one in structures.items()}
         tables = {name: one.fill(rng) for name, one in structures.items()}
@@ -427,7 +436,22 @@ def judge_totals(held: list[Held], rng: np.random.Generator) -> list[tuple[int, 
     of_call = np.array([call for _, call, _, _ in places])
     rows = singled_out(draws, FEWEST)
     counts = [draws[0][:, same & (of_call == call)] for call in np.unique(of_call)]
-    return [*sorted(of_few)] + [S for S in rows if not any(counted(one, S) for one in counts)]
+    rows = [S for S in rows if not any(counted(one, S) for one in counts) and reveals_numbers(draws, S)]
+    return [*sorted(of_few), *rows]
+
+
+def reveals_numbers(draws: list[Floats], rows: tuple[int, ...]) -> bool:
+    """Return whether a combination of sums that singles out rows has other values if numbers are others.
+
+    Otherwise it is a count, in whatever units of the columns.
+    """
+    inside = np.isin(np.arange(len(draws[0])), rows)
+    size = np.max([np.abs(T).max(axis=0) for T in draws], axis=0)
+    draws = [T[:, size > 0.0] / size[size > 0.0] for T in draws]
+    _, s, V = np.linalg.svd(np.concatenate([T[~inside] for T in draws]), full_matrices=True)
+    free = V[int((s > NOT_ZERO * s[0]).sum()) :].T
+    values = np.array([T[inside] @ free for T in draws])
+    return bool(np.abs(values - values[0]).max(initial=0.0) > np.sqrt(NOT_ZERO))
 
 
 def sized(positions: dict[Any, Bools]) -> list[int]:

@@ -6,7 +6,7 @@ values are drawn again and again for the oracle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -68,6 +68,17 @@ class Structure:
         lacking[few_of(rng, np.arange(n), 4)] = True
         apart[few_of(rng, np.arange(n))] = True
         return cls(pd.DataFrame(few), lacking, apart, positive)
+
+    def with_wards(self, rng: np.random.Generator, first: bool) -> Structure:
+        """Return the structure of one of several sites, of which only the first has level p of g.
+
+        One of the rows with p has level k of h.
+        """
+        n = len(self.few)
+        g = rng.choice(["p", "q", "r"] if first else ["q", "r"], n)
+        h = np.where((rng.random(n) < 0.5) & (g != "p"), "k", "l")
+        h[np.flatnonzero(g == "p")[:1]] = "k"
+        return replace(self, few=self.few.assign(g=g, h=h))
 
     def fill(self, rng: np.random.Generator) -> pd.DataFrame:
         """Draw the columns of many values: a table of the structure."""
