@@ -68,13 +68,7 @@ COMBINATION_TOLERANCE = 1e-12
 
 
 def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> None:
-    """Refuse rows that differ by a few from those of earlier releases; otherwise remember them.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and a remedy.
-    """
+    """Refuse rows that differ by a few from those of earlier releases; otherwise remember them."""
     if data.policy.remember == "nothing":
         return
     leaves_out = data.policy.small_differences == "leave out"
@@ -90,13 +84,7 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
 
 
 def check_level_difference(data: SiteData, state: State, fact: facts.LevelsRequested) -> None:
-    """Refuse counts of levels that, with earlier sums, single out few rows; otherwise remember them.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_row_difference`.
-    """
+    """Refuse counts of levels that, with earlier sums, single out few rows; otherwise remember them."""
     if data.policy.remember != "all" or data.memory.released is None:
         return
 
@@ -115,11 +103,6 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
     """Refuse groups that, with earlier ones of the site, reveal few entities; otherwise remember them.
 
     If the policy does not compare them with those of all sessions, a step may compare those of one.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_row_difference`.
     """
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
     among_all[fact.rows] = fact.code
@@ -174,10 +157,7 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
     An estimate is a function of sums that rows enter with their weights. Two estimates whose weights differ
     in one row differ by the contribution of this row. Weights are compared with those of the session, and
     with all earlier ones if the policy remembers all. In no combination may one row have a larger share than
-    one of as many columns may have. Raises
-    ------
-    PolicyError
-        Names the rule, the site and a remedy.
+    one of as many columns may have.
     """
     memory, everywhere, few = data.memory, data.policy.remember == "all", data.policy.min_count - 1
     released = memory.released if everywhere and memory.released is not None else None
@@ -388,11 +368,6 @@ def check_product_rows(data: SiteData, names: Sequence[str], found: ProductRows)
     names : sequence of str, (q,)
         Columns.
     found : ProductRows
-
-    Raises
-    ------
-    PolicyError
-        Names the two columns, the rule and a remedy.
     """
     policy, counts = data.policy, found.counts
     if policy.products == "any":
@@ -496,11 +471,6 @@ def check_sums(
         Returns what is summed, by the patterns and atoms of the history.
     remedy, rule
         Of a refusal. An owner who does not count the rows of products still compares counts of rows.
-
-    Raises
-    ------
-    PolicyError
-        Names the columns, the rule and a remedy.
     """
     few, memory = data.policy.min_level_count - 1, data.memory
     if few < 1 or (data.policy.products == "any" and rule == "rows behind a product"):

@@ -64,11 +64,6 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
 
     Few means fewer than the owner requires of a level. An owner who allows as many coefficients as rows
     allows this as well.
-
-    Raises
-    ------
-    PolicyError
-        Names the columns.
     """
     few = data.policy.min_level_count - 1
     if few < 1 or fact.n <= few or data.policy.max_parameters >= 1.0:
@@ -342,11 +337,6 @@ def check_fitted_means(data: SiteData, state: State, fact: ScoreAndInformation) 
     vectors is zero in all other rows. An owner who lets one row have all weight of a sum allows this as well,
     but not sums over few groups: with a single row of a rare kind the number of rows shows it, while groups
     of rare sizes are ordinary.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and a remedy.
     """
     few, lenient = data.policy.min_level_count - 1, data.policy.max_share >= 1.0
     if few < 1 or fact.n <= few or (lenient and not fact.kind):

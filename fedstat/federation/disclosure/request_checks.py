@@ -251,13 +251,7 @@ def rules_in_force(policy: Policy, declared: ArrayDeclaration, n_masked: int = 0
 
 
 def check_request(site: str, policy: Policy, request: Request, step: Step) -> None:
-    """Compare a request with the policy, before anything is computed.
-
-    Raises
-    ------
-    PolicyError
-        Names site, rule, array and remedy.
-    """
+    """Compare a request with the policy, before anything is computed."""
     for refusal in refusals(site, policy, request, step):
         raise refusal
 
@@ -293,13 +287,7 @@ def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> No
 
 
 def check_columns(site: str, policy: Policy, request: Request, columns: int) -> None:
-    """Require that one model has no more of the site's columns than its owner allows.
-
-    Raises
-    ------
-    PolicyError
-        Names site, rule, step and remedy.
-    """
+    """Require that one model has no more of the site's columns than its owner allows."""
     if policy.max_columns is not None and columns > policy.max_columns:
         raise PolicyError.of_rule(
             "maximum columns",
@@ -321,11 +309,6 @@ def check_counts(
     ----------
     names : iterable of str
         Arrays of the reply, and ``"text"`` if it has one.
-
-    Raises
-    ------
-    PolicyError
-        Names site, rule, array and remedy.
     """
     given = step.given
     for name in names:

@@ -1,4 +1,8 @@
-"""Checks of the rows behind a release: minimum counts, concentration, weights, and key alignment."""
+"""Checks of the rows behind a release: minimum counts, concentration, weights, and key alignment.
+
+Each check raises a PolicyError, which names the rule, the site and a remedy. The docstring of a check names
+other errors.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +48,7 @@ It is small because fits of heavy-tailed links and of nearly separated outcomes 
 
 
 def check_case_weights(data: SiteData, state: State, fact: facts.CaseWeights) -> None:
-    """Require that weights spread over enough rows: their effective number is (sum w)^2 / sum w^2.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and a remedy.
-    """
+    """Require that weights spread over enough rows: their effective number is (sum w)^2 / sum w^2."""
     least = data.policy.min_count
     if fact.total**2 < least * fact.squares * (1.0 - 1e-9) or not fact.total > 0.0:
         raise refusal(
@@ -90,13 +88,7 @@ def is_weight_spread(data: SiteData, weights: Floats) -> bool:
 
 
 def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWeights) -> None:
-    """Refuse weights from outside, of any sign, that concentrate on a few entities.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and a remedy.
-    """
+    """Refuse weights from outside, of any sign, that concentrate on a few entities."""
     if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(fact.values.T)):
         raise refusal(
             data,
@@ -133,13 +125,7 @@ def working_weights_spread(
 
 
 def refuse_working_weights(data: SiteData) -> None:
-    """Refuse coefficients that single rows out.
-
-    Raises
-    ------
-    PolicyError
-        Always.
-    """
+    """Refuse coefficients that single rows out."""
     raise refusal(
         data,
         "minimum count",
@@ -180,13 +166,7 @@ def entities_per_equation(policy: Policy) -> float:
 
 
 def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> None:
-    """Require enough entities.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and what its owner may change.
-    """
+    """Require enough entities."""
     if fact.n < data.policy.min_count:
         raise refusal(
             data,
@@ -197,13 +177,7 @@ def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> Non
 
 
 def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
-    """Require enough rows, also for the number of parameters.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule, the site and what its owner may change.
-    """
+    """Require enough rows, also for the number of parameters."""
     policy = data.policy
     if fact.n < policy.min_count:
         raise refusal(
@@ -226,11 +200,6 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
 
     A party that knows the weights has `times` equations for each product, so columns count as often. An owner
     who lets one row be nearly all of a column allows it for few rows.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
     """
     policy = data.policy
     least = policy.min_count
@@ -248,13 +217,7 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
 
 
 def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> None:
-    """Require enough rows of either outcome of a binary response.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Require enough rows of either outcome of a binary response."""
     least = data.policy.min_events
     outcomes = ("rows without the event", "events")
     few = [what for what, count in zip(outcomes, fact.counts, strict=True) if 0 < count < least]
@@ -268,13 +231,7 @@ def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> Non
 
 
 def check_levels(data: SiteData, column: str, counts: Sequence[int], numbers: bool = False) -> None:
-    """Require enough rows of every level of a column.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Require enough rows of every level of a column."""
     least = data.policy.min_level_count
     rare = sum(0 < count < least for count in counts)
     if not rare:
@@ -300,11 +257,6 @@ def check_absorbed_levels(data: SiteData, state: State, fact: facts.AbsorbedLeve
     Sums of products over all rows less those within levels are sums over the levels of products of their
     totals. If the totals of all large levels but one are known, these are solved for the totals of one or two
     small ones. So a policy that compares all releases requires no small level, or several.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
     """
     policy, free = data.policy, fact.n - fact.rank
     within = f"within the levels of '{fact.effect}'"
@@ -335,13 +287,7 @@ def check_absorbed_levels(data: SiteData, state: State, fact: facts.AbsorbedLeve
 
 
 def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
-    """Refuse levels that the fit does not know if too few rows have them.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Refuse levels that the fit does not know if too few rows have them."""
     least = data.policy.min_level_count
     if any(0 < count < least for count in counts):
         raise PolicyError(
@@ -354,13 +300,7 @@ def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> 
 
 
 def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) -> None:
-    """Require enough rows on either side of every design column of zeros and ones.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Require enough rows on either side of every design column of zeros and ones."""
     least = data.policy.min_level_count
     for name, count in zip(fact.names, fact.ones.tolist(), strict=True):
         if 0 < count < least or (count >= 0 and 0 < fact.n - count < least):
@@ -393,11 +333,6 @@ def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
     No rows are too few as well. Without an own reply for them, a search by further numbers finds a value: a
     subset without rows, or with the rows of an earlier subset, would cost no refusal. Published levels and
     knots are few, and known in advance.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
     """
     least, ledger = data.policy.min_level_count, data.site_ledger
     if data.policy.remember != "all" or least < 2:
@@ -441,8 +376,6 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
     ------
     DescriptionError
         The rows were not counted, or the count was compared with a smaller number than the owner's.
-    PolicyError
-        As :func:`check_rows`.
     """
     least = data.policy.min_level_count
     if least < 2:
@@ -497,11 +430,6 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
 
     From sums of products of p columns, a party that knows all columns but one has p + 1 equations in the
     values of that column for every matrix; see :mod:`fedstat.models.vertical.pattern_merging`.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
     """
     counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
     equations = fact.equations if fact.columns is None else fact.times * (fact.columns + 1)
@@ -523,13 +451,7 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
 
 
 def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEntities) -> None:
-    """Refuse sums without a few entities: the overall means include these, and would reveal them.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Refuse sums without a few entities: the overall means include these, and would reveal them."""
     if 0 < fact.n < data.min_count:
         raise refusal(
             data,
@@ -540,13 +462,7 @@ def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEn
 
 
 def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -> None:
-    """Require enough rows of every cluster and stratum whose score is released by itself.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Require enough rows of every cluster and stratum whose score is released by itself."""
     least = data.min_count
     if fact.equations:
         least = max(least, int(np.ceil(entities_per_equation(data.policy) * fact.equations)))
@@ -574,11 +490,6 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
 
     Sums with one cluster for all rows follow from sums over these rows. Where the clusters are persons, they
     are the values of one person nevertheless, so only the column that names the site may have one cluster.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
     """
     policy, groups = data.policy, f"clusters by '{fact.groups}'"
     if fact.n < data.min_count and not (fact.whole and fact.n == 1):
@@ -631,8 +542,6 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
     ------
     DescriptionError
         Scores were summed by the clusters of another column before.
-    PolicyError
-        As :func:`check_rows`.
     """
     policy = data.policy
     if policy.products == "any":
@@ -681,13 +590,7 @@ def remaining_variation(extremes: Floats, n: float, squares: float, few: int) ->
 
 
 def check_concentration(data: SiteData, rest: float, what: str) -> None:
-    """Require that more than a few rows make up a column's variation.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
+    """Require that more than a few rows make up a column's variation."""
     if rest < MIN_REMAINING_VARIATION:
         raise refusal(
             data,

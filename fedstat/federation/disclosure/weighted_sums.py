@@ -143,11 +143,6 @@ def check_weighted_sums(data: SiteData, state: State, fact: ScoreAndInformation)
     """Require that sums at coefficients, with all earlier ones, single out no few rows.
 
     It returns whether all weights follow from the cells of rows.
-
-    Raises
-    ------
-    PolicyError
-        Names the rule and a remedy.
     """
     if data.policy.products == "any" or data.policy.min_level_count < 2 or fact.among is None:
         return False
