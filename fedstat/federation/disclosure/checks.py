@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from fedstat.errors import (
     ConsentError,
+    DescriptionError,
     DisclosureError,
     MessageError,
     PolicyError,
@@ -23,6 +24,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.audit.event_log import NO_SUBJECT, AnswerRecord, SessionChain, Subject
+from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per_entity
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.approval import admit, formula_of
@@ -33,16 +35,17 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.release_history import ReleasedSums
 from fedstat.federation.disclosure.request_checks import (
+    PER_ENTITY,
     check_columns,
     check_counts,
     check_dealer,
     check_evaluation,
     check_factors,
     check_order,
-    check_per_entity_numbers,
-    check_request,
     check_sampled_sites,
+    refusals,
 )
+from fedstat.federation.disclosure.rules import toml_line
 from fedstat.federation.disclosure.state import SESSION_END_REASONS, SiteData, State
 from fedstat.federation.disclosure.weighted_sums import check_weighted_sums, unknown_weights_problem
 from fedstat.federation.message import Reply, Request, Step, check_arrays
@@ -255,7 +258,8 @@ def check_refusals_left(context: RequestContext) -> None:
 def check_declared_release(context: RequestContext) -> None:
     """Compare what the step declares to release with the policy."""
     if not context.receipt:
-        check_request(context.data.name, context.policy, context.request, context.step)
+        for error in refusals(context.data.name, context.policy, context.request, context.step):
+            raise error
 
 
 def check_session_known(context: RequestContext) -> None:
@@ -337,7 +341,13 @@ def check_working_weights(data: SiteData, state: State, fact: facts.WorkingWeigh
         return
     if fact.instead is not None:
         raise AlternativeReply(fact.instead)
-    row_checks.refuse_working_weights(data)
+    raise row_checks.refusal(
+        data,
+        "minimum count",
+        f"requires at least {data.min_count} rows behind sums at any coefficients; at these, nearly all "
+        f"weight is on fewer{row_checks.max_share_text(data)}. In a fit, outcomes are then nearly separated, "
+        "or tails are very long: leave out the term that separates them, or transform it",
+    )
 
 
 def check_group_sums(data: SiteData, state: State, fact: facts.GroupSums) -> None:
@@ -501,8 +511,19 @@ def check_released_alone(context: RequestContext) -> None:
 
 def check_row_level_values(context: RequestContext) -> None:
     """Require that the numbers per entity, with those of earlier releases, are at most the allowed number."""
-    arrays, before = context.reply.arrays, context.data.site_ledger.vectors
-    check_per_entity_numbers(context.data.name, context.policy, context.step, arrays, before)
+    most, before, given = context.policy.per_entity, context.data.site_ledger.vectors, context.step.given
+    shapes = [array.shape for name, array in context.reply.arrays.items() if given[name].kind == PER_ENTITY]
+    now = sum(map(numbers_per_entity, shapes))
+    if most == "any" or not now or before + now <= most:
+        return
+    line = toml_line("per_entity", max(2 * most, before + 40))
+    raise DescriptionError.of_rule(
+        "per entity",
+        context.data.name,
+        f"releases {most} numbers for each entity over all analyses, and has released {before}: "
+        f"{before * BITS_PER_NUMBER:,} bits about each entity. As many numbers as there are columns "
+        f"determine the rows. The owner can allow more with  {line}  in policy.toml",
+    )
 
 
 def charge_noise(context: RequestContext) -> None:

@@ -12,6 +12,9 @@ not the coordinator, which transfers the messages, unless the owner trusts the c
 Values that all sites must receive alike, such as means and deviations for standardizing, are bound into the
 masks of their sums. Otherwise a coordinator could send all sites but one a scale at which their parts vanish,
 and learn the part of that one. With bound masks, such a sum does not cancel.
+
+A check raises a PolicyError, or a DescriptionError where only the request and the public description decide.
+It names the rule, the site, and the line of the policy or what else would allow the request.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ import numpy as np
 
 from fedstat.errors import DescriptionError, PolicyError, Remedy, SecurityError
 from fedstat.federation.audit.event_log import AnswerRecord
-from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per_entity
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.crypto.masks import TWO_SITES, WIDE, Masker, encoding_of, hides
 from fedstat.federation.disclosure import facts
@@ -250,20 +252,8 @@ def rules_in_force(policy: Policy, declared: ArrayDeclaration, n_masked: int = 0
         yield "privacy budget"
 
 
-def check_request(site: str, policy: Policy, request: Request, step: Step) -> None:
-    """Compare a request with the policy, before anything is computed."""
-    for refusal in refusals(site, policy, request, step):
-        raise refusal
-
-
 def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> None:
-    """Require that the policy allows a masked sum over this number of sites, among the pinned ones.
-
-    Raises
-    ------
-    DescriptionError
-        There are fewer than the owner requires; names the line of the policy that would allow it.
-    """
+    """Require that the policy allows a masked sum over this number of sites, among the pinned ones."""
     share = isinstance(policy.quorum, float)
     # 0.55 of 100 are 55, and 55.000000000000007 in binary
     least = math.ceil(round(policy.quorum * n_pinned, 9)) if share else policy.quorum
@@ -322,33 +312,6 @@ def check_counts(
             )
 
 
-def check_per_entity_numbers(
-    site: str, policy: Policy, step: Step, arrays: Mapping[str, Array], before: int
-) -> None:
-    """Compare the numbers for each entity, with those released earlier, with the policy.
-
-    Raises
-    ------
-    DescriptionError
-        There are too many; names the line of the policy that would allow more.
-    """
-    now = sum(
-        numbers_per_entity(array.shape)
-        for name, array in arrays.items()
-        if step.given[name].kind == PER_ENTITY
-    )
-    if policy.per_entity == "any" or not now or before + now <= policy.per_entity:
-        return
-    line = toml_line("per_entity", max(2 * policy.per_entity, before + 40))
-    raise DescriptionError.of_rule(
-        "per entity",
-        site,
-        f"releases {policy.per_entity} numbers for each entity over all analyses, and has released {before}: "
-        f"{before * BITS_PER_NUMBER:,} bits about each entity. As many numbers as there are columns "
-        f"determine the rows. The owner can allow more with  {line}  in policy.toml",
-    )
-
-
 # ----------------------------------------------------------------------------------------------------
 # Rules about formulas: the public description of a site decides what may be computed, and never its rows.
 #
@@ -381,13 +344,7 @@ ALLOW_ANY_HINT = 'The owner can allow it with  formulas = "any"  in policy.toml'
 
 
 def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) -> None:
-    """Require that every factor and term is simple, and defined on all that the site has published.
-
-    Raises
-    ------
-    DescriptionError
-        Names the rule, the site, the factor or term, and the line of the policy that would allow it.
-    """
+    """Require that every factor and term is simple, and defined on all that the site has published."""
     if data.policy.formulas == "any":
         return
     absent = [name for factor in fact.factors for name in factor.columns if name not in data.published]
@@ -426,12 +383,6 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
 
     This includes another response, since the client chooses the coefficients, and with them the cuts. Values
     that were released before may be released again.
-
-    Raises
-    ------
-    DescriptionError
-        Another one was evaluated before, or residuals are counted; names the line of the policy that would
-        allow more.
     """
     if data.policy.evaluation == "any":
         return
@@ -465,7 +416,8 @@ def _lacking_description(data: SiteData, factor: facts.FormulaFactor) -> list[st
     function, column = factor.functions[-1].removeprefix("np."), data.published[factor.columns[0]]
     if column.kind == "group" or (column.kind != "number" and function != "C"):
         return []
-    return [part for part in DESCRIBED.get(function, ()) if not getattr(column, part)]
+    needed = ("levels",) if function == "C" else FUNCTION_RULES.get(function, ((),))[0]
+    return [part for part in needed if not getattr(column, part)]
 
 
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
@@ -485,8 +437,8 @@ def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
         return "only center and scale can be applied to a function"
     column = columns[name]
     if outer:
-        return _check_standardization(column, factor.options) or FUNCTION_CHECKS[
-            function.removeprefix("np.")
+        return _check_standardization(column, factor.options) or FUNCTION_RULES[function.removeprefix("np.")][
+            1
         ](column, {})
     if function == "C":
         return _check_coding(column, factor.options)
@@ -497,7 +449,7 @@ def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
         return "" if inside else "it is compared with a value that is not a published level or knot"
     if column.kind != "number":
         return f"column '{name}' is published as a category"
-    return FUNCTION_CHECKS[function.removeprefix("np.")](column, factor.options)
+    return FUNCTION_RULES[function.removeprefix("np.")][1](column, factor.options)
 
 
 def _product_problem(data: SiteData, factors: Sequence[facts.FormulaFactor]) -> str:
@@ -529,19 +481,13 @@ def _check_coding(column: PublishedColumn, options: Mapping[str, Any]) -> str:
     return "" if reference is None or reference in levels else "the reference is not one of its levels"
 
 
-def _check_positive(column: PublishedColumn, options: Mapping[str, Any]) -> str:
-    inside = column.range is not None and column.range[0] > 0.0
-    return "" if inside else "its published range is not above 0"
+FunctionCheck: TypeAlias = Callable[[PublishedColumn, Mapping[str, Any]], str]
+"""Returns why a function of a column with some options is not allowed, or an empty text."""
 
 
-def _check_nonnegative(column: PublishedColumn, options: Mapping[str, Any]) -> str:
-    inside = column.range is not None and column.range[0] >= 0.0
-    return "" if inside else "its published range goes below 0"
-
-
-def _check_exponent(column: PublishedColumn, options: Mapping[str, Any]) -> str:
-    inside = column.range is not None and max(map(abs, column.range)) <= MAX_EXP_ARGUMENT
-    return "" if inside else f"its published range goes beyond {MAX_EXP_ARGUMENT:g}"
+def _requires_range(fits: Callable[[float, float], bool], problem: str) -> FunctionCheck:
+    """Require that the column has a published range that fits."""
+    return lambda column, options: "" if column.range is not None and fits(*column.range) else problem
 
 
 def _check_standardization(column: PublishedColumn, options: Mapping[str, Any]) -> str:
@@ -571,31 +517,28 @@ def _check_equidistant(column: PublishedColumn, options: Mapping[str, Any]) -> s
     return "" if options.get("knots", MAX_KNOTS) <= MAX_KNOTS else f"splines have at most {MAX_KNOTS} knots"
 
 
-FUNCTION_CHECKS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str]] = {
-    "log": _check_positive,
-    "sqrt": _check_nonnegative,
-    "exp": _check_exponent,
-    "center": _check_standardization,
-    "scale": _check_standardization,
-    "poly": _check_polynomial,
-    "bs": _check_spline,
-    "cr": _check_spline,
-    "cc": _check_spline,
-    "bbs": _check_equidistant,
+FUNCTION_RULES: Mapping[str, tuple[tuple[str, ...], FunctionCheck]] = {
+    "log": (("range",), _requires_range(lambda low, high: low > 0.0, "its published range is not above 0")),
+    "sqrt": (("range",), _requires_range(lambda low, high: low >= 0.0, "its published range goes below 0")),
+    "exp": (
+        ("range",),
+        _requires_range(
+            lambda low, high: max(abs(low), abs(high)) <= MAX_EXP_ARGUMENT,
+            f"its published range goes beyond {MAX_EXP_ARGUMENT:g}",
+        ),
+    ),
+    "center": ((), _check_standardization),
+    "scale": ((), _check_standardization),
+    "poly": ((), _check_polynomial),
+    "bs": (("range", "knots"), _check_spline),
+    "cr": (("range", "knots"), _check_spline),
+    "cc": (("range", "knots"), _check_spline),
+    "bbs": (("range",), _check_equidistant),
 }
-"""What a function of a column requires of the column's description; other functions are refused."""
+"""Parts of a column's description that a function needs, since its values depend on them, and its check.
 
-DESCRIBED: Mapping[str, tuple[str, ...]] = {
-    "C": ("levels",),
-    "log": ("range",),
-    "sqrt": ("range",),
-    "exp": ("range",),
-    "bs": ("range", "knots"),
-    "cr": ("range", "knots"),
-    "cc": ("range", "knots"),
-    "bbs": ("range",),
-}
-"""Parts of a column's description that a function requires, since its values depend on them."""
+Other functions are refused.
+"""
 LINES: Mapping[str, str] = {
     "levels": "levels = [...]",
     "range": "range = [low, high]",
@@ -615,11 +558,6 @@ def check_order(site: str, policy: Policy, request: Request, step: Step, last: M
     ----------
     last : mapping of str to str
         The latest step of each family that was answered in the session.
-
-    Raises
-    ------
-    DescriptionError
-        Names the line of the policy that would allow it.
     """
     if policy.order == "any" or step.after is None or last.get(request.family) in step.after:
         return
@@ -640,8 +578,6 @@ def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> Non
     ------
     SecurityError
         One of the two sites deals.
-    DescriptionError
-        The coordinator deals; names the line of the policy that would allow it.
     """
     first, second = fact.sites
     if fact.dealer in fact.sites:
@@ -662,10 +598,7 @@ def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> Non
 def check_sampled_sites(data: SiteData, state: State, fact: facts.SampledSites) -> None:
     """Require that all sites that mask a sum add to it, or enough of them to hide each part.
 
-    Raises
-    ------
-    DescriptionError
-        There are fewer, or others; there is nothing to hide if no site masks.
+    There is nothing to hide if no site masks.
     """
     drawn, masked = fact.names, state.masked_among
     adding = set(drawn) & set(masked)

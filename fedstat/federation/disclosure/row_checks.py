@@ -94,7 +94,7 @@ def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWei
             data,
             "minimum count",
             f"requires at least {data.min_count} entities behind a sum; these {fact.what} concentrate on "
-            f"fewer{_max_share_text(data)}. Some columns may separate the response. Use fewer columns or, "
+            f"fewer{max_share_text(data)}. Some columns may separate the response. Use fewer columns or, "
             "with a penalty, a larger lambda",
         )
 
@@ -124,18 +124,8 @@ def working_weights_spread(
     return all(is_weight_spread(data, weights) for weights in each() if np.isfinite(weights).all())
 
 
-def refuse_working_weights(data: SiteData) -> None:
-    """Refuse coefficients that single rows out."""
-    raise refusal(
-        data,
-        "minimum count",
-        f"requires at least {data.min_count} rows behind sums at any coefficients; at these, nearly all "
-        f"weight is on fewer{_max_share_text(data)}. In a fit, outcomes are then nearly separated, or tails "
-        "are very long: leave out the term that separates them, or transform it",
-    )
-
-
-def _max_share_text(data: SiteData) -> str:
+def max_share_text(data: SiteData) -> str:
+    """Return the owner's limit on the share of one row, for a text; empty if there is none."""
     share = data.policy.max_share
     return "" if share == 1.0 else f", or one row has more than its share (max_share = {share:g})"
 
