@@ -188,16 +188,12 @@ def check_study_names(names: Collection[str]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Analysis plans, and the approval of a site's owner for each of them.
-#
-# The plan of an analysis, for the approval of one site's owner: what the analysis would request, and what
-# leave.
+# Analysis plans, for the approval of a site's owner: what an analysis would request, and what would leave.
 #
 # The plan comes from the coordinator, who describes the analysis and who could learn what. The site holds a
 # session to its own declarations: columns, steps with their texts, the number of requests of each step, its
 # arrays and their sizes. The site itself enters what the session has requested before. Nothing in a plan is
-# drawn at random, so the same analysis has the same
-# plan.
+# drawn at random, so the same analysis has the same plan.
 
 DESIGN_FAMILY = "design"
 """Family whose texts are the formula, and are therefore bound word for word."""
@@ -366,15 +362,12 @@ def _placed_splines(content: Any) -> dict[str, str]:
         named = content.get(PLACED_FIELD)
         for new, old in named.items() if isinstance(named, dict) else ():
             # Other texts would be requests that the owner has not approved.
-            if isinstance(old, str) and new.startswith(EXPLICIT_TRANSFORMS) and _same_spline(new, old):
+            is_spline = isinstance(old, str) and new.startswith(EXPLICIT_TRANSFORMS)
+            if is_spline and without_options(new) == without_options(old):
                 found[new] = old
         for value in content.values():
             found |= _placed_splines(value)
     return found
-
-
-def _same_spline(one: str, other: str) -> bool:
-    return without_options(one) == without_options(other)
 
 
 def _without_places(text: str, placed: Mapping[str, str]) -> str:
@@ -601,8 +594,9 @@ class FollowedPlan:
         if self.plan is None:
             if _is_preparing(request, step) and len(self.prepared) < MAX_PREPARED_STEPS:
                 return
-            raise self._refusal(
-                approvals,
+            raise ConsentError.of_rule(
+                "approval",
+                approvals.site,
                 f"requires the owner's approval of every analysis, and no plan has step '{request.step}'. "
                 "The methods fit(), search(), evaluate(), score_test() and predict() propose plans; other "
                 "requests are refused",
@@ -651,29 +645,21 @@ class FollowedPlan:
         if request.masked is not None and n_sites < self.plan.among:
             raise self._departs(approvals, f"a sum over {n_sites} sites is not in")
         for name, array in arrays.items():
-            if not _matches_plan(planned, name, array):
+            sizes = [one.numbers for one in planned.gives if one.array == name]
+            if not any(not most or array.size <= most for most in sizes):
                 raise self._departs(
                     approvals, f"array '{name}' of step '{request.step}' of this size is not in"
                 )
 
     def _departs(self, approvals: Approvals, what: str) -> ConsentError:
-        return self._refusal(
-            approvals,
-            f"answers only what the owner has approved: {what} the plan with digest {self.digest:.12}",
-        )
-
-    def _refusal(self, approvals: Approvals, why: str) -> ConsentError:
-        return ConsentError.of_rule("approval", approvals.site, f"{why}")
+        why = f"answers only what the owner has approved: {what} the plan with digest {self.digest:.12}"
+        return ConsentError.of_rule("approval", approvals.site, why)
 
 
 def _is_preparing(request: Request, step: Step) -> bool:
     """Return whether a request agrees on a design and releases neither a sum nor a value."""
     agrees = request.family == DESIGN_FAMILY or step.prepares
     return agrees and all(declared.kind in PREPARING_KINDS for declared in step.given.values())
-
-
-def _matches_plan(planned: PlannedStep, name: str, array: Array) -> bool:
-    return any(one.array == name and (not one.numbers or array.size <= one.numbers) for one in planned.gives)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -847,7 +833,9 @@ def describe_plan(plan: AnalysisPlan) -> Iterator[str]:
 def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
     yield f"Analysis, as the coordinator describes it: {plan.call}, of {plan.formula}, {plan.distribution}"
     yield f"Columns of {plan.site} that it uses: {', '.join(plan.columns) or 'none'}"
-    for text in dict.fromkeys(_design_texts(plan)):
+    texts = [one.text for one in plan.prepared]
+    texts += [text for step in plan.steps if step.family == DESIGN_FAMILY for text in step.texts]
+    for text in dict.fromkeys(texts):
         yield from _read_design_text(text)
     request = Counter(one.step for one in plan.prepared)
     reported = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in request.items())
@@ -875,11 +863,6 @@ def _array_text(array: ReleasedArray) -> str:
         size = "a text" if array.array == "text" else "any size"
     behind = f" over {array.entities:,} records" if array.entities else ""
     return f"{array.what} ({array.kind}{masked}; {size}{behind})"
-
-
-def _design_texts(plan: AnalysisPlan) -> Iterator[str]:
-    yield from (one.text for one in plan.prepared)
-    yield from (text for step in plan.steps if step.family == DESIGN_FAMILY for text in step.texts)
 
 
 def _read_design_text(text: str) -> Iterator[str]:

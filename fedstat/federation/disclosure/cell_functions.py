@@ -25,6 +25,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     ComponentWeights,
     WeightSpaces,
     basis_of_sums,
+    combinations_inside,
     orthonormal_columns,
     shape_of_sums,
 )
@@ -176,8 +177,5 @@ class _Sums:
 
 def _alone(span: Floats, inside: Bools) -> Floats:
     """Return combinations (Q, E, k) of orthonormal columns (Q, E, r) that are zero but `inside`, (E,)."""
-    r = span.shape[2]
-    if not r or not inside.any():
-        return span[:, :, :0]
-    _, s, directions = np.linalg.svd(span[:, inside].reshape(-1, r), full_matrices=False)
-    return np.asarray(span @ directions[s**2 >= 1.0 - ISOLATED].T)
+    Q, _, r = span.shape
+    return span @ combinations_inside(span[:, inside].reshape(Q * int(inside.sum()), r)).T

@@ -58,18 +58,14 @@ Part: TypeAlias = tuple[float, tuple[str, ...]]
 """A function of one column: a power of it, times other functions by name."""
 
 
-def least_rows_of_own_fit(data: SiteData, numbers: int) -> int:
-    """Return the fewest rows of an own fit that releases `numbers`; 0 if the owner sets no minimum."""
-    least = data.policy.min_own_rows
-    return max(least, ROWS_PER_NUMBER * numbers) if least else 0
-
-
 def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
     """Return why an own fit is not shown; empty if it is.
 
     The reason depends on the number of rows, which is public, and on formulas, but on no value.
     """
-    least = least_rows_of_own_fit(data, fact.numbers)
+    least = data.policy.min_own_rows
+    if least:  # else the owner sets no minimum
+        least = max(least, ROWS_PER_NUMBER * fact.numbers)
     if int(fact.sums.used.sum()) - fact.rank < least:
         return f"not shown: under {least} rows"
     new, before = _new_sums(data, fact.sums)
@@ -170,7 +166,7 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str
     """Name the sums of each column that were not released before, and all that were."""
     if data.policy.max_column_sums == "any":
         return {}, {}
-    rows = _row_digest(fact.used) + (f" {fact.table}" if fact.table else "")
+    rows = hashlib.sha256(fact.used.tobytes()).hexdigest()[:16] + (f" {fact.table}" if fact.table else "")
     named = dict(column_sums(fact.factors, data.published, fact.products, fact.weights))
     for name, sums in fact.blocks.items():
         named[name] = named.get(name, frozenset()) | {f"|{one}" for one in sums}
@@ -222,10 +218,6 @@ def _remember(data: SiteData, new: Mapping[str, frozenset[str]]) -> None:
     data.site_ledger.remember(*(SumsOfColumn(column, tuple(sorted(keys))) for column, keys in new.items()))
 
 
-def _row_digest(used: Bools) -> str:
-    return hashlib.sha256(used.tobytes()).hexdigest()[:16]
-
-
 # ----------------------------------------------------------------------------------------------------
 # Exposure: how much one row contributes to the sums that a site released, by column.
 
@@ -267,8 +259,11 @@ def exposure(table: Table, site_ledger: SiteLedger) -> list[ColumnExposure]:
         Names the columns that were used, and the sums of functions of each.
     """
     used = sorted(site_ledger.columns)
-    sums = released_sums(site_ledger, used)
-    found = [column_exposure(name, _values(table, name), _functions(sums[name])) for name in used]
+    found = []
+    for name, sums in released_sums(site_ledger, used).items():
+        # Functions without the rows and weights of their sums.
+        functions = dict.fromkeys(sorted(one.rpartition("|")[2] for one in sums))
+        found.append(column_exposure(name, _values(table, name), functions))
     return sorted(found, key=lambda one: (-np.nan_to_num(one.share, nan=-1.0), one.column))
 
 
@@ -307,11 +302,6 @@ def _values(table: Table, column: str) -> pd.Series:
     if column not in table.columns:
         return pd.Series(dtype=float)
     return pd.concat([frame[column] for frame in table.chunks([column])], ignore_index=True)
-
-
-def _functions(sums: set[str]) -> dict[str, None]:
-    """Return the names of functions without the rows and weights of their sums."""
-    return dict.fromkeys(sorted(name.rpartition("|")[2] for name in sums))
 
 
 def _evaluate(name: str, x: Floats) -> Floats | None:

@@ -620,10 +620,6 @@ def summed_groups(made: Expressions, code: Ints, name: str) -> Expressed:
 def _code_indicators(columns: Floats) -> None:
     """Replace columns of two values, (q, n), by indicators of the larger one, in whatever coding."""
     for column in columns:
-        if _has_values(column, 2) and (column != 0.0).all():
+        few = len(np.unique(column[:FIRST_ROWS])) <= 2  # rules out most
+        if few and len(np.unique(column)) == 2 and (column != 0.0).all():
             column[:] = column == column.max()
-
-
-def _has_values(x: Floats, count: int) -> bool:
-    """Return whether a column has exactly this number of values; the first rows rule out most."""
-    return len(np.unique(x[:FIRST_ROWS])) <= count and len(np.unique(x)) == count

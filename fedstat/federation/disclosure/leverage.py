@@ -87,7 +87,9 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
         if j:
             rest = remaining_variation(deviations[:, j], fact.n, squares[j], few)
             check_concentration(data, rest, f"design column '{fact.names[j - 1]}'")
-            check_row_share(data, deviations[:, j], fact.n, float(squares[j]))
+            share = float(furthest[j]) / float(squares[j]) * fact.n / (fact.n - 1.0)
+            if data.policy.max_share < 1.0 and share > max_row_share(fact.n, 1):
+                raise largest_share_error(data, fact.n, 1, share)
     direction = find_isolating_direction(high, basis, few)
     if direction is not None:
         size = np.abs(direction[1:])
@@ -99,13 +101,6 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
             f"requires at least {few + 1} rows behind every combination of columns; {', '.join(involved)} "
             "together single out fewer. Merge levels, or leave a term out",
         )
-
-
-def check_row_share(data: SiteData, deviations: Floats, n: int, squares: float) -> None:
-    """Require that no row is nearly all of a column, from its largest deviations among n rows."""
-    share = float(np.max(deviations**2, initial=0.0)) / squares * n / (n - 1.0)
-    if data.policy.max_share < 1.0 and share > max_row_share(n, 1):
-        raise largest_share_error(data, n, 1, share)
 
 
 def largest_share_error(data: SiteData, n: int, p: int, share: float) -> PolicyError:

@@ -253,8 +253,9 @@ class NoiseMechanism:
             if isinstance(one := owed.get(name), RepeatedRelease) and self._was_released(request, one, array)
         }
         needed = {name: one for name, one in owed.items() if isinstance(one, NoiseRequired)}
+        is_common = step.text_in is not None and step.text_in.common
         for name, one in needed.items():
-            if one.shares is not None and not (step.gives[name].maskable and _common_text(step)):
+            if one.shares is not None and not (step.gives[name].maskable and is_common):
                 raise DisclosureError(
                     f"{self.site}, step '{request.step}': array '{name}' was not released: its noise "
                     "is a share, and it is not maskable, or the text of the request is not declared common"
@@ -374,10 +375,6 @@ class NoiseMechanism:
 
     def _keyed(self, *parts: str | bytes) -> bytes:
         return hmac.digest(self.keys().secret("noise"), encode_parts(*parts), "sha256")
-
-
-def _common_text(step: Step) -> bool:
-    return step.text_in is not None and step.text_in.common
 
 
 def read_budget_spent(policy: Policy, site_ledger: SiteLedger) -> BudgetSpent | None:

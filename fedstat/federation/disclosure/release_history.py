@@ -275,11 +275,6 @@ def _enter_levels_and_weights(arrays: dict[str, Array], table: Table) -> dict[st
     return arrays
 
 
-def _without_columns(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
-    """Format 4: from which columns atoms are computed is not stored; later requests name them."""
-    return arrays
-
-
 def _divide_rows(arrays: dict[str, Array], table: Table) -> dict[str, Array]:
     """Format 5: groups as sets of cells, (r, c), become divisions; classes of rows may be missing."""
     r, c = (int(size) for size in arrays.pop("c"))
@@ -306,7 +301,7 @@ CONVERSIONS: Mapping[int, Callable[[dict[str, Array], Table], dict[str, Array]]]
     1: _express_columns,
     2: _separate_patterns,
     3: _enter_levels_and_weights,
-    4: _without_columns,
+    4: lambda arrays, table: arrays,  # without the columns of atoms, which later requests name
     5: _divide_rows,
 }
 """How the arrays of each earlier format become those of the next one, for the present table."""

@@ -11,7 +11,7 @@ import json
 import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, get_args
@@ -116,12 +116,11 @@ def looser_rules(policy: Any) -> tuple[str, ...]:
 
 def stricter_rules(before: Any, after: Any) -> tuple[str, ...]:
     """Return the names of changed rules that no longer allow everything that they allowed."""
-    found = ((name, one, getattr(before, name), getattr(after, name)) for name, one in _rules(after))
-    return tuple(name for name, one, old, new in found if old != new and not one.within(old, new))
-
-
-def _rules(policy: Any) -> Iterator[tuple[str, Rule]]:
-    yield from rules_of(type(policy)).items()
+    return tuple(
+        name
+        for name, one in rules_of(type(after)).items()
+        if (old := getattr(before, name)) != (new := getattr(after, name)) and not one.within(old, new)
+    )
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ def toml_comment(text: str) -> str:
 def write_policy(policy: Any) -> str:
     """Text of a policy file, with a comment that explains every rule."""
     parts = [toml_comment(FILE_HEADER)]
-    for name, one in _rules(policy):
+    for name, one in rules_of(type(policy)).items():
         value = getattr(policy, name)
         if value is None:
             lines = "\n".join(f"# {line}" for line in one.example.splitlines())
@@ -265,7 +264,7 @@ def write_policy(policy: Any) -> str:
 def lines_not_in(policy: Any, text: str | bytes) -> list[str]:
     """Return the lines of rules that hold by a policy although a file with this text does not have them."""
     named = tomllib.loads(text if isinstance(text, str) else text.decode())
-    rules = ((name, getattr(policy, name)) for name, one in _rules(policy) if not one.section)
+    rules = ((name, getattr(policy, name)) for name, one in rules_of(type(policy)).items() if not one.section)
     return [toml_line(name, value) for name, value in rules if value is not None and name not in named]
 
 

@@ -122,34 +122,38 @@ def check_declarations(where: str, step: message.Step) -> None:
         Names family, step and array.
     """
     for name, declared in step.given.items():
-        if declared.kind in message.COUNTED and not declared.behind:
-            raise DisclosureError(
-                f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it, "
-                "which are classes of fedstat.federation.disclosure.facts: EntityCount at least"
-            )
-        unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
-        if unknown:
-            raise DisclosureError(
-                f"{where}: array '{name}' has {unknown[0].__name__} behind it, which no rule checks"
-            )
-        if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
-            raise DisclosureError(
-                f"{where}: array '{name}' is of kind '{declared.kind}', which is released under a budget "
-                f"only with noise; only {' and '.join(UNCHARGED_KINDS)} can be unpaid"
-            )
-        accounted = NoiseRequired in declared.behind or RepeatedRelease in declared.behind
-        noise = accounted, declared.dtype == "int64"
-        if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
-            raise DisclosureError(
-                f"{where}: array '{name}' of kind '{declared.kind}' lacks the declarations for noise: "
-                "noisy=True, dtype='int64', and NoiseRequired in behind=(...)"
-            )
+        if problem := _release_problem(declared):
+            raise DisclosureError(f"{where}: array '{name}' {problem}")
     for name, declared in step.takes.items():
         if declared.kind == "per entity" and declared.weighs is None:
             raise DisclosureError(
                 f"{where}: array '{name}' has a value per entity, and does not declare whether these weigh "
                 "rows; its weighs is a description of them, empty if they enter no sum over rows"
             )
+
+
+def _release_problem(declared: message.ArrayDeclaration) -> str:
+    """Return what a declaration of a release lacks, or an empty text."""
+    if declared.kind in message.COUNTED and not declared.behind:
+        return (
+            f"is declared '{declared.kind}', without the facts behind it, which are classes of "
+            "fedstat.federation.disclosure.facts: EntityCount at least"
+        )
+    if unknown := [fact for fact in declared.behind if fact not in FACT_CHECKS]:
+        return f"has {unknown[0].__name__} behind it, which no rule checks"
+    if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
+        return (
+            f"is of kind '{declared.kind}', which is released under a budget only with noise; only "
+            f"{' and '.join(UNCHARGED_KINDS)} can be unpaid"
+        )
+    accounted = NoiseRequired in declared.behind or RepeatedRelease in declared.behind
+    complete = accounted and declared.dtype == "int64"
+    if (declared.noisy and not complete) or (declared.kind == NOISY_KIND and not declared.noisy):
+        return (
+            f"of kind '{declared.kind}' lacks the declarations for noise: noisy=True, dtype='int64', and "
+            "NoiseRequired in behind=(...)"
+        )
+    return ""
 
 
 FAMILIES = FamilyRegistry()
@@ -307,12 +311,13 @@ class Site:
 
     def _keep_history(self) -> None:
         """Store a release history that was compared with other records than those of its file."""
+        if self._data.memory.is_new and self.site_ledger.store is not None:
+            self._store_history()
+            self._data.memory.is_new = False
+
+    def _store_history(self) -> None:
         data = self._data
-        if data.memory.is_new and self.site_ledger.store is not None:
-            self.site_ledger.keep_answered(
-                data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows
-            )
-            data.memory.is_new = False
+        self.site_ledger.keep_answered(data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows)
 
     def _end_sessions(self, why: str) -> None:
         self._put_out |= dict.fromkeys(self.states, SESSION_END_REASONS[why])
@@ -438,15 +443,11 @@ class Site:
         except BaseException as error:
             state.restore(earlier)
             memory.released = context.released
-            if not isinstance(error, FedstatError):
-                raise
             # A statement depends on the ledger, a plan on future requests, and neither on rows.
             about_rows = context.request.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
-            outward = (
-                self.refusals.outward(self.data, state.requested, error, context.client)
-                if about_rows
-                else error
-            )
+            if not isinstance(error, FedstatError) or not about_rows:
+                raise
+            outward = self.refusals.outward(self.data, state.requested, error, context.client)
             if outward is error:
                 raise
             # Without its cause: a traceback that is sent would quote what the text does not.
@@ -477,12 +478,10 @@ class Site:
 
     def _record(self, context: RequestContext) -> None:
         """Record a release in the ledger, and store the state of the session."""
-        request, step, state, data = context.request, context.step, context.state, context.data
+        request, step, state = context.request, context.step, context.state
         self.site_ledger.record_columns(state.used_columns, state.entities)
-        if data.memory.released is not context.released and self.site_ledger.store is not None:
-            self.site_ledger.keep_answered(
-                data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows
-            )
+        if context.data.memory.released is not context.released and self.site_ledger.store is not None:
+            self._store_history()
         n_sites = len(context.sites) or 1
         context.describe()
         context.chain.reply(request, step, context.sent, context.reply.arrays, n_sites, context.costs)

@@ -250,12 +250,8 @@ class State:
         mark: Callable[[], int],
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
-        self._behind, self._check_fact, self.reported, self.masked_among = (
-            None,
-            check_fact,
-            set(),
-            masked_among,
-        )
+        self._behind, self._check_fact = None, check_fact
+        self.reported, self.masked_among = set(), masked_among
         self._formula_begins = True
         self.check_noise, self.recall, self.mark = check_noise, recall, mark
         self.owed.clear()
@@ -263,9 +259,8 @@ class State:
     def end(self) -> None:
         """Drop the checks of a request, which refer to this state: the cycle would keep the site's rows."""
         self._check_fact = None
-        self.__dict__.pop("check_noise", None)
-        self.__dict__.pop("recall", None)
-        self.__dict__.pop("mark", None)
+        for name in ("check_noise", "recall", "mark"):
+            self.__dict__.pop(name, None)
 
     def report(self, *facts: Any) -> None:
         """Report what is behind the reply: see :mod:`fedstat.federation.disclosure.facts`.

@@ -32,7 +32,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -105,6 +105,8 @@ Monomial: TypeAlias = tuple[tuple[int, ...], Quantity]
 """Patterns and atoms that are multiplied, each sorted."""
 Polynomial: TypeAlias = Mapping[Monomial, float]
 """A sum of monomials with coefficients."""
+Match: TypeAlias = tuple[dict[Monomial, float], Floats]
+"""What a column was expressed by, and what that leaves of it, (n_rows,)."""
 ONE: Polynomial = {((), ()): 1.0}
 ESTIMATE: Quantity = (-1,)
 """What rows contribute to an estimate under weights from outside; no atom has its values."""
@@ -148,11 +150,8 @@ class Pattern:
     @classmethod
     def of_rows(cls, inside: Bools) -> Pattern:
         """Return the indicator of rows, (n_rows,)."""
-        if inside.all() or not inside.any():
-            return cls.stored(
-                np.full(min(len(inside), 1), float(inside.any())), np.zeros(len(inside), dtype=np.uint8)
-            )
-        return cls.stored(np.array([0.0, 1.0]), inside.astype(np.uint8))
+        values = np.flatnonzero([not inside.all(), inside.any()]).astype(np.float64)
+        return cls.stored(values, (inside if len(values) > 1 else np.zeros_like(inside)).astype(np.uint8))
 
     @classmethod
     def stored(cls, values: Floats, codes: Array) -> Pattern:
@@ -463,13 +462,15 @@ class Expressions:
         out[((self._rows(there),), (place,))] = 1.0
         return out
 
-    def _match(
-        self, x: Floats, rows: Ints, without: frozenset[int] = frozenset()
-    ) -> tuple[dict[Monomial, float], Floats] | None:
-        """Express a column by an atom or a product of two; return the polynomial and what it leaves.
+    def _match(self, x: Floats, rows: Ints, without: frozenset[int] = frozenset()) -> Match | None:
+        """Express a column by an atom or a product of two; None if nothing matches.
 
         The atoms `without` are known in none of the rows.
         """
+        return next((found for found in self._matches(x, rows, without) if found is not None), None)
+
+    def _matches(self, x: Floats, rows: Ints, without: frozenset[int]) -> Iterator[Match | None]:
+        """Yield what :meth:`_match` tries, in this order."""
         count = len(self._atoms)
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         held = np.full((len(sample), count), np.nan)
@@ -480,39 +481,27 @@ class Expressions:
         lines = _maybe_lines(x_here, held) if len(rows) > FEWEST_OF_A_LINE else []
         for j in lines:  # a line through all rows, since repeated values have few ratios, too
             line = _line(x_here, held[:, j])
-            if line is None or abs(line[0]) <= SAME_RATIO * np.abs(x_here).max():
-                continue
-            found = self._affine(x, rows, j, *line)
-            if found is not None and not found[1].any():
-                return found
+            if line is not None and abs(line[0]) > SAME_RATIO * np.abs(x_here).max():
+                found = self._affine(x, rows, j, *line)
+                yield None if found is None or found[1].any() else found
         for j in _maybe_multiples(x_here, held):
             if _ratios(x_here, held[:, j]) is not None:
-                found = self._times(x, rows, (j,), without)
-                if found is not None:
-                    return found
+                yield self._times(x, rows, (j,), without)
         unknown = np.isnan(held).mean(axis=0) > EXPLAINED
         for j in np.flatnonzero(unknown).tolist():  # atoms that are known in few of the sampled rows
-            if j in without:
-                continue
             v = self._atoms[j]
             both = rows[~np.isnan(v[rows])]
-            if len(both) and _ratios(x[both], v[both]) is not None:
-                found = self._times(x, rows, (j,), without)
-                if found is not None:
-                    return found
+            if j not in without and len(both) and _ratios(x[both], v[both]) is not None:
+                yield self._times(x, rows, (j,), without)
         for j in lines:
             line = _line(x_here, held[:, j])
             if line is not None:
-                found = self._affine(x, rows, j, *line)
-                if found is not None:
-                    return found
-        if count > MOST_FACTORS:
-            return None
-        return self._match_product(x, rows, *np.triu_indices(count)) or self._match_total(x, rows)
+                yield self._affine(x, rows, j, *line)
+        if count <= MOST_FACTORS:
+            yield self._match_product(x, rows, *np.triu_indices(count))
+            yield self._match_total(x, rows)
 
-    def _match_product(
-        self, x: Floats, rows: Ints, one: Ints, other: Ints
-    ) -> tuple[dict[Monomial, float], Floats] | None:
+    def _match_product(self, x: Floats, rows: Ints, one: Ints, other: Ints) -> Match | None:
         """Express a column by a product of two atoms, `one` and `other`, as :meth:`_match` does."""
         sample = rows[:: max(len(rows) // SAMPLE_ROWS, 1)]
         x_here = x[sample].astype(np.float64)
@@ -525,7 +514,7 @@ class Expressions:
                     return found
         return None
 
-    def _match_total(self, x: Floats, rows: Ints) -> tuple[dict[Monomial, float], Floats] | None:
+    def _match_total(self, x: Floats, rows: Ints) -> Match | None:
         """Express a column that is a linear function of atoms but for few rows, as a total is of its parts.
 
         Or an atom times such a function. Equality in all rows counts only with simple coefficients. Many
@@ -572,7 +561,7 @@ class Expressions:
 
     def _times(
         self, x: Floats, rows: Ints, atoms: tuple[int, ...], without: frozenset[int] = frozenset()
-    ) -> tuple[dict[Monomial, float], Floats] | None:
+    ) -> Match | None:
         v = np.prod([self._atoms[j][rows] for j in atoms], axis=0, dtype=np.float64)
         if (np.abs(v - x[rows]) <= SAME_RATIO * np.abs(v)).all():
             return {((self._rows(x != 0.0),), tuple(sorted(atoms))): 1.0}, np.zeros(self.n)
@@ -600,9 +589,7 @@ class Expressions:
         rest = np.where(weight == 0.0, x, 0.0)
         return {((self._pattern(weight),), tuple(sorted(atoms))): 1.0}, rest
 
-    def _affine(
-        self, x: Floats, rows: Ints, j: int, start: float, slope: float
-    ) -> tuple[dict[Monomial, float], Floats] | None:
+    def _affine(self, x: Floats, rows: Ints, j: int, start: float, slope: float) -> Match | None:
         v = self._atoms[j].astype(np.float64)
         size = np.abs(slope * v) + abs(start) + np.abs(x)
         with np.errstate(invalid="ignore"):
@@ -1001,8 +988,8 @@ def _isolated_in(weights: ComponentWeights, first: int, tolerated: Collection[in
         basis, _ = _basis(chosen, np.zeros(chosen.shape[1], dtype=np.bool_))
         allowed.append(basis.reshape(Q, E, basis.shape[1]))
     if weights.of_groups:  # only combinations that are zero in all but small cells can belong to few rows
-        of_small = _alone(U[weights.small])
-        if len(of_small) == len(_alone(U[weights.small, :new])):
+        of_small = combinations_inside(U[weights.small])
+        if len(of_small) == len(combinations_inside(U[weights.small, :new])):
             return []
         U = U @ of_small.T
     direction = _isolating(weights, U.reshape(Q, E, -1), allowed)
@@ -1053,22 +1040,25 @@ def _entries(cell: Ints, n_cells: int, persons: Ints | None) -> tuple[Ints, Floa
 
 def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:
     """Return orthonormal columns that span those of M (m, d), known ones first, and how many are known."""
+    U = new_directions(M[:, known], np.zeros((len(M), 0)))
+    return np.hstack([U, new_directions(M[:, ~known], U)]), U.shape[1]
+
+
+def new_directions(M: Floats, span: Floats, least: float = NEW_DIRECTION) -> Floats:
+    """Return orthonormal columns for what those of `span` (m, r) leave of columns M (m, d) of length one."""
     length = np.linalg.norm(M, axis=0)
-    there = length > 0.0
-    M, known = M[:, there] / length[there], known[there]
-    U = orthonormal_columns(M[:, known])
-    rest = M[:, ~known]
+    rest = M[:, length > 0.0] / length[length > 0.0]
     for _ in range(2):
-        rest = rest - U @ (U.T @ rest)
-    return np.hstack([U, orthonormal_columns(rest)]), U.shape[1]
+        rest = rest - span @ (span.T @ rest)
+    return orthonormal_columns(rest, least)
 
 
-def orthonormal_columns(M: Floats) -> Floats:
+def orthonormal_columns(M: Floats, least: float = NEW_DIRECTION) -> Floats:
     """Return orthonormal columns that span those of M (m, d)."""
     if not M.shape[1]:
         return M
     U, s, _ = np.linalg.svd(M, full_matrices=False)
-    return np.asarray(U[:, s > NEW_DIRECTION])
+    return np.asarray(U[:, s > least])
 
 
 def _isolating(weights: ComponentWeights, U: Floats, allowed: Sequence[Floats]) -> Floats | None:
@@ -1126,13 +1116,13 @@ def _partners(U: Floats, unit: Ints, units: Ints, seed: int, persons: Floats, fe
 def _new_alone(U: Floats, allowed: Sequence[Floats], inside: Bools) -> Floats | None:
     """Return a combination that belongs to the entries `inside` alone, if it is none of the allowed ones."""
     V = U[:, inside].reshape(-1, U.shape[2])
-    directions = _alone(V)
+    directions = combinations_inside(V)
     if not len(directions):
         return None
     vectors = directions @ V.T
     for one in allowed:
         W = one[:, inside].reshape(len(V), one.shape[2])
-        known = _alone(W) @ W.T
+        known = combinations_inside(W) @ W.T
         # Vectors on these rows, so that their orthonormal basis is small.
         Q = np.linalg.svd(known, full_matrices=False)[2] if len(known) else known
         vectors = vectors - (vectors @ Q.T) @ Q
@@ -1140,8 +1130,8 @@ def _new_alone(U: Floats, allowed: Sequence[Floats], inside: Bools) -> Floats | 
     return np.asarray(directions[length.argmax()]) if length.max() > NEW_ON_ROWS else None
 
 
-def _alone(V: Floats) -> Floats:
-    """Return the combinations, (k, r), that have all of their length in the rows V (m, r)."""
+def combinations_inside(V: Floats) -> Floats:
+    """Return the combinations, (k, r), of orthonormal columns that are zero but in their rows V (m, r)."""
     if not V.shape[1]:
         return np.zeros((0, 0))
     _, s, directions = np.linalg.svd(V, full_matrices=False)

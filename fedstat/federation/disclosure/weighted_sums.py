@@ -16,9 +16,8 @@ the predictor of its rows.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     Expressions,
     Polynomial,
     has_few_values,
+    new_directions,
 )
 from fedstat.typing import Floats, Ints
 
@@ -90,11 +90,9 @@ class PredictorCells:
             code = np.unique(code, return_inverse=True)[1].ravel()
         first = np.unique(code, return_index=True)[1]
         nothing = np.zeros((len(first), 0))
-        return (
-            none
-            if len(first) > MOST_CELLS
-            else replace(none, code=code, first=first, spans={False: nothing, True: nothing})
-        )
+        if len(first) > MOST_CELLS:
+            return none
+        return replace(none, code=code, first=first, spans={False: nothing, True: nothing})
 
     def weights_of(self, one: RowTerms) -> Floats | None:
         """Return the weights of cells in sums, (C, d); None if rows of a cell have different ones."""
@@ -111,12 +109,7 @@ class PredictorCells:
 
     def added(self, weights: Floats, of_response: bool) -> Floats:
         """Return orthonormal weights of cells, (C, r), that those of earlier sums do not span."""
-        length = np.linalg.norm(weights, axis=0)
-        rest, span = weights[:, length > 0.0] / length[length > 0.0], self.spans[of_response]
-        for _ in range(2):
-            rest = rest - span @ (span.T @ rest)
-        U, s, _ = np.linalg.svd(rest, full_matrices=False)
-        return np.asarray(U[:, s > NEW_WEIGHTS])
+        return new_directions(weights, self.spans[of_response], NEW_WEIGHTS)
 
 
 def columns_of(fact: ScoreAndInformation, levels: bool = False) -> Iterator[Floats]:
@@ -185,25 +178,16 @@ def opening_of(state: State) -> str:
     return state.begun.get("design open_rows", b"").hex()
 
 
-class RowsWithLevels(Protocol):
-    """Rows that a session has opened."""
-
-    @property
-    def places(self) -> Ints:
-        """Places of the rows in the table, (n,)."""
-        ...
-
-    def leveled_columns(self) -> Iterable[tuple[int, Floats]]:
-        """Return columns that may have few values, (n,) each, with their places in the design."""
-        ...
-
-
 def level_columns(data: SiteData, state: State) -> OwnLevels:
-    """Return the columns that the site reports, of the rows that the session has opened."""
+    """Return the columns that the site reports, of the rows that the session has opened.
+
+    The opened rows have their `places` in the table, (n,), and return columns that may have few values, (n,)
+    each, by ``leveled_columns()`` with their places in the design.
+    """
     name = f"{LEVELS_KEY} {opening_of(state)}"
     if name not in state:
-        opened: RowsWithLevels = state.look_at("rows")
-        released, rows = data.memory.released, opened.places
+        opened, released = state.look_at("rows"), data.memory.released
+        rows = opened.places
         person = None if released is None or released.persons is None else released.persons[rows]
         state.keep(name, OwnLevels.of(opened.leveled_columns(), len(rows), person))
     found: OwnLevels = state.look_at(name)
