@@ -150,7 +150,7 @@ class Pattern:
     @classmethod
     def of_rows(cls, inside: Bools) -> Pattern:
         """Return the indicator of rows, (n_rows,)."""
-        values = np.flatnonzero([not inside.all(), inside.any()]).astype(np.float64)
+        values = np.flatnonzero(np.array([not inside.all(), inside.any()])).astype(np.float64)
         return cls.stored(values, (inside if len(values) > 1 else np.zeros_like(inside)).astype(np.uint8))
 
     @classmethod
