@@ -284,10 +284,7 @@ class Policy:
         "refused kind may still enter a masked sum, because the sum hides this site's part. Values "
         "per entity may not: each part follows from the sums of many rounds.",
         strict=frozenset({"raw columns", "sketch"}),
-        without={
-            ANALYST: "Whole columns, by predictions.",
-            DEPARTING: "Any column, by one request.",
-        },
+        without={ANALYST: "Whole columns, by predictions.", DEPARTING: "Any column, by one request."},
         example='refused_kinds = ["per entity", "raw columns"]',
     )
     per_entity: int | Literal["any"] = rule(

@@ -205,10 +205,7 @@ class NoiseMechanism:
         return int.from_bytes(self._keyed("mark", self._records())[:8], "big") >> (64 - MARK_BITS)
 
     def check(
-        self,
-        request: Request,
-        owed: Iterable[NoiseRequired | RepeatedRelease],
-        sites: Collection[str] = (),
+        self, request: Request, owed: Iterable[NoiseRequired | RepeatedRelease], sites: Collection[str] = ()
     ) -> None:
         """Refuse a reply that would exceed the budget, from the charges of its arrays that are new.
 
@@ -267,7 +264,7 @@ class NoiseMechanism:
             raise DisclosureError(
                 f"{self.site}, step '{request.step}': array '{wrong[0]}' was not released: it is declared "
                 "noisy, and the step did not report its sensitivity (NoiseRequired). Please report this "
-                "error to the author of the family",
+                "error to the author of the family"
             )
         charges = {name: self._charge(request, needed[name], array) for name, array in noisy.items()}
         costs = self.site_ledger.charges.make(

@@ -21,12 +21,7 @@ from fedstat.errors import (
     SecurityError,
 )
 from fedstat.federation.audit.event_log import SiteLedger
-from fedstat.federation.disclosure.facts import (
-    COMPARISON,
-    TABLE_OF_COUNTS,
-    FactorsRequested,
-    FormulaFactor,
-)
+from fedstat.federation.disclosure.facts import COMPARISON, TABLE_OF_COUNTS, FactorsRequested, FormulaFactor
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.row_checks import SETTINGS
 from fedstat.federation.disclosure.state import SiteData

@@ -100,10 +100,7 @@ def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWei
 
 
 def working_weights_spread(
-    data: SiteData,
-    each: Callable[[], Floats],
-    totals: Floats | None,
-    flat: Callable[[], bool] | None = None,
+    data: SiteData, each: Callable[[], Floats], totals: Floats | None, flat: Callable[[], bool] | None = None
 ) -> bool:
     """Return whether enough rows have weight in score and information, for every vector of weights.
 

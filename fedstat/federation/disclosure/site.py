@@ -11,12 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import (
-    DisclosureError,
-    FedstatError,
-    MessageError,
-    NotAvailableError,
-)
+from fedstat.errors import DisclosureError, FedstatError, MessageError, NotAvailableError
 from fedstat.federation import message
 from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
