@@ -68,34 +68,28 @@ def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
         least = max(least, ROWS_PER_NUMBER * fact.numbers)
     if int(fact.sums.used.sum()) - fact.rank < least:
         return f"not shown: under {least} rows"
-    new, before = _new_sums(data, fact.sums)
-    if any(_exceeds(data, fact.sums.used, column, before[column] | keys) for column, keys in new.items()):
-        return "not shown: too many sums of one column"
-    _remember(data, new)
-    return ""
+    share = data.policy.max_column_sums
+    exceeds = share != "any" and _enter_sums(data, share, fact.sums)
+    return "not shown: too many sums of one column" if exceeds else ""
 
 
 def check_column_sums(data: SiteData, state: State, fact: ColumnSums) -> None:
     """Require that the distinct sums of functions of one column are at most a share of its rows.
 
-    Raises
-    ------
-    DescriptionError
-        From formulas and the number of rows alone; names the column and the line of the policy.
+    Formulas and the number of rows alone decide.
     """
-    new, before = _new_sums(data, fact)
-    for column, keys in new.items():
-        if _exceeds(data, fact.used, column, before[column] | keys):
-            share = data.policy.max_column_sums
-            raise DescriptionError.of_rule(
-                "maximum sums of one column",
-                data.name,
-                f"releases at most {share:g} different sums of functions of one column for each of its rows, "
-                f"over all analyses; this model needs more of column '{column}'. Use functions of '{column}' "
-                "that earlier models used, or leave the site out; the owner can allow more with  "
-                f"{toml_line('max_column_sums', 2 * share)}  in policy.toml",
-            )
-    _remember(data, new)
+    share = data.policy.max_column_sums
+    if share == "any":
+        return
+    if column := _enter_sums(data, share, fact):
+        raise DescriptionError.of_rule(
+            "maximum sums of one column",
+            data.name,
+            f"releases at most {share:g} different sums of functions of one column for each of its rows, "
+            f"over all analyses; this model needs more of column '{column}'. Use functions of '{column}' "
+            "that earlier models used, or leave the site out; the owner can allow more with  "
+            f"{toml_line('max_column_sums', 2 * share)}  in policy.toml",
+        )
 
 
 def column_sums(
@@ -162,17 +156,22 @@ def _name(part: Part) -> str:
     return "*".join(([f"x^{power:g}"] if power else []) + list(functions))
 
 
-def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str]], dict[str, set[str]]]:
-    """Name the sums of each column that were not released before, and all that were."""
-    if data.policy.max_column_sums == "any":
-        return {}, {}
+def _enter_sums(data: SiteData, share: float, fact: ColumnSums) -> str:
+    """Remember the sums of each column; instead, name a column whose sums are more than the policy allows."""
     rows = hashlib.sha256(fact.used.tobytes()).hexdigest()[:16] + (f" {fact.table}" if fact.table else "")
     named = dict(column_sums(fact.factors, data.published, fact.products, fact.weights))
     for name, sums in fact.blocks.items():
         named[name] = named.get(name, frozenset()) | {f"|{one}" for one in sums}
     over = {name: frozenset(f"{rows}|{one}" for one in keys) for name, keys in named.items()}
     before = released_sums(data.site_ledger, over)
-    return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}, before
+    new = {name: keys - before[name] for name, keys in over.items() if keys - before[name]}
+    for column, keys in new.items():
+        known = data.published.get(column)
+        levels = len(known.levels) if known is not None else 0
+        if _count_numbers(before[column] | keys, levels) > share * int(fact.used.sum()):
+            return column
+    data.site_ledger.remember(*(SumsOfColumn(column, tuple(sorted(keys))) for column, keys in new.items()))
+    return ""
 
 
 def sums_left(data: SiteData, used: Bools, column: str) -> float:
@@ -183,15 +182,11 @@ def sums_left(data: SiteData, used: Bools, column: str) -> float:
     return share * int(used.sum()) - len(released_sums(data.site_ledger, [column])[column])
 
 
-def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
-    """Return whether sums of a column are more than the policy allows for this number of rows."""
-    share, known = data.policy.max_column_sums, data.published.get(column)
-    assert share != "any"
+def _count_numbers(keys: set[str], levels: int) -> int:
+    """Return of how many numbers sums of a column are functions, at most; 0 published levels if unknown."""
     groups = Counter(key.rpartition("|")[0] for key in keys)
     # All functions of a column with L values are combinations of L sums, for each set of rows and weights.
-    values = len(known.levels) if known is not None else 0
-    count = sum(min(count, values or count, _most_numbers(one, count)) for one, count in groups.items())
-    return count > share * int(used.sum())
+    return sum(min(n, levels or n, _most_numbers(one, n)) for one, n in groups.items())
 
 
 def counted_up_to(division: str, blocks: int, end: str) -> str:
@@ -212,10 +207,6 @@ def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, 
         if record.column in found:
             found[record.column].update(record.names)
     return found
-
-
-def _remember(data: SiteData, new: Mapping[str, frozenset[str]]) -> None:
-    data.site_ledger.remember(*(SumsOfColumn(column, tuple(sorted(keys))) for column, keys in new.items()))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,9 @@
 """Checks against what was released before: groups of rows that differ by few rows, and products of columns.
 
 Every fit releases sums of products of its columns. Where the product of two columns is nonzero in one row
-alone, its sum is the value of that row. The columns need not be in one design: the sum of z over the rows
-with a = 1 less the sum of z over those with a = b = 1 is the value of the row with a = 1 and b = 0, if there
-is one such row. Two fits together reveal combinations of the columns of both. So the history keeps
-an orthonormal basis of all released columns, and no combination of them may be zero in all but a few rows.
-
-The history has columns, and not all of their products. The products of two indicators are counts; those of
-an indicator with a column of many values are in it as columns of their own.
+alone, its sum is the value of that row. The columns need not be in one design: sums of two fits can be
+combined. So the history keeps all released sums, and no combination of them may be zero in all but a few
+rows; see :mod:`fedstat.federation.disclosure.weight_spaces`.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ from fedstat.federation.disclosure.weight_spaces import (
     ONE,
     Expressions,
     Polynomial,
-    Quantity,
     WeightSpaces,
     adds_groups,
     find_cleared,
@@ -210,10 +205,7 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
     without a site that is lost, with the same settings. The first point is zero; see
     :data:`fedstat.federation.disclosure.request_checks.CHOICES`.
 
-    Raises
-    ------
-    DescriptionError
-        From the request and the ledger alone; names the argument and the line of the policy.
+    A refusal follows from the request and the ledger alone.
     """
     if data.policy.remember != "all" or fact.least_squares:
         return
@@ -253,10 +245,7 @@ def check_masked_sites(data: SiteData, sites: Sequence[str]) -> None:
     the same coefficients give the same difference. Each of the sites that are requested again can refuse, for
     all.
 
-    Raises
-    ------
-    DescriptionError
-        From the lists alone, which the client has made; names the line of the policy.
+    A refusal follows from the lists alone, which the client has made.
     """
     check_mask(data.name, data.policy, len(sites), len(data.trust.pinned))
     least, earlier = data.policy.apart, data.site_ledger.records(MaskedSites)
@@ -291,14 +280,10 @@ def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Products of released columns: rows behind each product, and the history of all released columns.
+# Rows behind the products of two columns.
 
 BLOCK_ROWS, CACHED_ROWS, FIRST_ROWS = 4096, 256, 64
 REMEDY = "Merge levels, or leave one of the two terms out"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Rows behind the products of two columns.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,11 +348,7 @@ def check_product_rows(data: SiteData, names: Sequence[str], found: ProductRows)
     A column of many values is also checked in the rows without an indicator: its sum over these rows is the
     sum over all rows minus the sum of the product.
 
-    Parameters
-    ----------
-    names : sequence of str, (q,)
-        Columns.
-    found : ProductRows
+    `names` (q,) are those of the columns.
     """
     policy, counts = data.policy, found.counts
     if policy.products == "any":
@@ -493,11 +474,21 @@ def check_sums(
     persons = released.persons
     cleared = find_cleared(whole, first, few, persons)
     if any(a not in cleared for one in whole.sums[first:] for _, a in one):  # else nothing is left to judge
-        require_rows(data, after, first, sums, remedy, persons, cleared=cleared, rule=rule)
-        if counts:
+        isolated = find_isolated(after, first, few, persons, cleared=cleared)
+        if counts and not isolated:
             own = {frozenset(one.items()) for one, _ in (*counts, *levels)}
             tolerated = {k for k, one in enumerate(whole.sums) if frozenset(one.items()) in own}
-            require_rows(data, whole, len(after.sums), counts, remedy, persons, tolerated, cleared)
+            isolated = find_isolated(whole, len(after.sums), few, persons, tolerated, cleared)
+        if isolated:
+            names = {frozenset(one.items()): name for one, name in (*counts, *sums)}
+            involved = dict.fromkeys(names[frozenset(whole.sums[k].items())] for k in isolated)
+            raise PolicyError.of_rule(
+                rule,
+                data.name,
+                "refuses sums that, combined with each other or with those of earlier releases, single out "
+                f"fewer than {few + 1} rows: {', '.join(involved)}",
+                remedy=remedy,
+            )
     require_few_functions(data, whole, first, persons)
     if remembered:
         memory.released = replace(released, spaces=whole.kept(released.spaces))
@@ -532,33 +523,6 @@ def _has_many_numbers(data: SiteData, name: str) -> bool:
         return is_number and not has_few_values(column.to_numpy(dtype=np.float64))
 
     return keep_result(data.table, ("many numbers", name), judge)
-
-
-def require_rows(
-    data: SiteData,
-    after: WeightSpaces,
-    first: int,
-    named: NamedSums,
-    remedy: str | Remedy,
-    persons: Ints | None,
-    tolerated: Collection[int] = (),
-    cleared: Collection[Quantity] = (),
-    rule: str = "rows behind a product",
-) -> None:
-    """Refuse sums, those from `first` on, that single out few rows."""
-    few = data.policy.min_level_count - 1
-    isolated = find_isolated(after, first, few, persons, tolerated, cleared)
-    if not isolated:
-        return
-    names = {frozenset(one.items()): name for one, name in named}
-    involved = dict.fromkeys(names[frozenset(after.sums[k].items())] for k in isolated)
-    raise PolicyError.of_rule(
-        rule,
-        data.name,
-        "refuses sums that, combined with each other or with those of earlier releases, single out fewer "
-        f"than {few + 1} rows: {', '.join(involved)}",
-        remedy=remedy,
-    )
 
 
 def summed_products(made: Expressions, fact: SummedProducts, columns: Floats, code: Ints) -> Expressed:

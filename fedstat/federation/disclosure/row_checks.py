@@ -152,6 +152,10 @@ def entities_per_equation(policy: Policy) -> float:
     return 1.0 / policy.max_parameters if loose else float(MIN_ENTITIES_PER_EQUATION)
 
 
+def _min_entities(data: SiteData, equations: int) -> int:
+    return max(data.min_count, int(np.ceil(entities_per_equation(data.policy) * equations)))
+
+
 def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> None:
     """Require enough entities."""
     if fact.n < data.policy.min_count:
@@ -173,12 +177,18 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
             f"requires at least {policy.min_count} complete rows; there are {fact.n}. Leave the site out, or "
             "use fewer columns with missing values",
         )
-    if fact.parameters > policy.max_parameters * fact.n:
+    _check_parameters(data, fact.parameters, fact.n, "per row", " rows")
+
+
+def _check_parameters(data: SiteData, parameters: int, n: int, each: str, what: str) -> None:
+    """Require enough rows, or what counts instead of them, for the number of parameters of a model."""
+    most = data.policy.max_parameters
+    if parameters > most * n:
         raise refusal(
             data,
             "maximum parameters per row",
-            f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
-            f"{fact.n:,} rows. Use fewer terms, or leave the site out",
+            f"allows {most:g} coefficients {each}; the model has {parameters:,} for {n:,}{what}. Use fewer "
+            "terms, or leave the site out",
         )
 
 
@@ -254,13 +264,7 @@ def check_absorbed_levels(data: SiteData, state: State, fact: facts.AbsorbedLeve
             f"requires at least {policy.min_count} rows more than absorbed levels; {within} there are "
             f"{max(free, 0)}. Absorb an effect with fewer levels, or leave the site out",
         )
-    if fact.parameters > policy.max_parameters * free:
-        raise refusal(
-            data,
-            "maximum parameters per row",
-            f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
-            f"{free:,} rows more than levels {within}. Use fewer terms, or leave the site out",
-        )
+    _check_parameters(data, fact.parameters, free, "per row", f" rows more than levels {within}")
     least = policy.min_level_count
     rare = sum(0 < count < least for count in fact.counts)
     if policy.remember == "all" and 0 < rare < least:
@@ -390,10 +394,7 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
 def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
     """Require enough entities of every group that its sums do not determine columns of few values.
 
-    Raises
-    ------
-    DescriptionError
-        From the sizes of the requested groups and the published levels; names the line of the policy.
+    It is a DescriptionError, since the sizes of the requested groups and the published levels decide.
     """
     if data.policy.discrete == "any" or not fact.detail.leveled:
         return
@@ -420,7 +421,7 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
     """
     counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
     equations = fact.equations if fact.columns is None else fact.times * (fact.columns + 1)
-    least = max(data.min_count, int(np.ceil(entities_per_equation(data.policy) * equations)))
+    least = _min_entities(data, equations)
     if len(counts) and counts.min() < least:
         matrices = f"{fact.times} Gram matri{'x' if fact.times == 1 else 'ces'} of {fact.columns} columns"
         what = f"{equations} equations about a column" if fact.columns is None else matrices
@@ -450,9 +451,7 @@ def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEn
 
 def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -> None:
     """Require enough rows of every cluster and stratum whose score is released by itself."""
-    least = data.min_count
-    if fact.equations:
-        least = max(least, int(np.ceil(entities_per_equation(data.policy) * fact.equations)))
+    least = _min_entities(data, fact.equations)
     if any(0 < count < least for count in fact.rows):
         if fact.equations:
             raise refusal(
@@ -486,13 +485,7 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
             f"requires at least {data.min_count} {groups} behind a sum; there are fewer. Leave the site out, "
             f"or {fact.remedy}",
         )
-    if fact.parameters > policy.max_parameters * fact.n:
-        raise refusal(
-            data,
-            "maximum parameters per row",
-            f"allows {policy.max_parameters:g} coefficients for each of the {groups}; the model has "
-            f"{fact.parameters:,} for {fact.n:,}. Use fewer terms, or leave the site out",
-        )
+    _check_parameters(data, fact.parameters, fact.n, f"for each of the {groups}", "")
     for kind, counts in fact.kinds.items():
         if any(0 < count < policy.min_level_count for count in counts):
             raise refusal(
@@ -602,7 +595,8 @@ def check_variation(data: SiteData, state: State, fact: facts.ColumnVariation) -
 #
 # A site that enters invented keys learns which of them another site has: a list of all possible keys is
 # checked as fast as it is encrypted. No protocol of this kind prevents that. So the owner consents to an
-# alignment with known sites, each time, and no site accepts a list that is much longer than its own.
+# alignment with known sites, each time, and no site accepts a list that is much longer than its own. Refusals
+# are ConsentErrors.
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,13 +612,7 @@ MAX_KEYS_PER_OWN_KEY = 2
 
 
 def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentRequest) -> None:
-    """Require that the owner has consented to an alignment with all others; a consent is valid once.
-
-    Raises
-    ------
-    ConsentError
-        The owner has not; the text explains how.
-    """
+    """Require that the owner has consented to an alignment with all others; a consent is valid once."""
     if data.policy.alignment == "allow":
         return
     consents, used = data.trust.consents, data.site_ledger.records(UsedConsent)
@@ -646,13 +634,7 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
 
 
 def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) -> None:
-    """Require that a list of keys from another site is not longer than the owner allows.
-
-    Raises
-    ------
-    ConsentError
-        It is; the text explains what would allow it.
-    """
+    """Require that a list of keys from another site is not longer than the owner allows."""
     most = data.policy.max_keys
     if most is None:
         if data.policy.alignment == "allow":
