@@ -32,15 +32,6 @@ from fedstat.federation.disclosure.weight_spaces import (
 from fedstat.typing import Bools, Floats, Ints
 
 
-@dataclass(frozen=True, slots=True)
-class CellFunctions:
-    """A column whose functions are summed over too few rows."""
-
-    column: str
-    sums: int
-    rows: int
-
-
 def find_cell_functions(
     spaces: WeightSpaces,
     first: int,
@@ -48,7 +39,7 @@ def find_cell_functions(
     most: int,
     persons: Ints | None,
     has_many_values: Callable[[str], bool],
-) -> CellFunctions | None:
+) -> tuple[str, int, int] | None:
     """Find a column of which sums from `first` on add too many over some of its rows.
 
     Parameters
@@ -67,7 +58,8 @@ def find_cell_functions(
 
     Returns
     -------
-    CellFunctions or None
+    tuple of str, int and int, or None
+        The column, and how many sums of it there are over how many rows.
     """
     new = {i for one in spaces.sums[first:] for _, a in one for i in a if i >= 0}
     with_atom: dict[int, set[int]] = defaultdict(set)
@@ -80,6 +72,17 @@ def find_cell_functions(
         found = sorted(set().union(*(with_atom[i] for i in atoms)))
         return [k for k in found if all(atoms.issuperset(a) for _, a in spaces.sums[k])]
 
+    def weights_of(members: list[int]) -> _Sums | None:
+        """Return the weights of sums; None if no cell is small enough."""
+        if not members or members[-1] < first:
+            return None
+        weights = ComponentWeights.of(spaces, members, min(int(len(members) / share), most - 1), persons)
+        if weights is None:
+            return None
+        quantities = dict.fromkeys(a for k in members for _, a in spaces.sums[k])
+        kept = [q for q, a in enumerate(quantities) if a]
+        return _Sums(weights.M[:, kept], np.array(members) < first, weights.unit, weights.persons)
+
     clear: set[object] = set()
     for column in dict.fromkeys(name for i in sorted(new) for name in spaces.columns[i]):
         atoms = {i for i, names in enumerate(spaces.columns) if column in names}
@@ -89,16 +92,15 @@ def find_cell_functions(
         shape = shape_of_sums(spaces.sums, members, first)
         if shape in clear:  # one column for several of the same shape
             continue
-        judged = _Sums.of(spaces, members, first, share, most, persons)
+        judged = weights_of(members)
         if judged is None or not judged.may_exceed(share):
             clear.add(shape)
         elif has_many_values(column):
             others = {name for i in atoms for name in spaces.columns[i]} - {column}
             many = {name for name in others if has_many_values(name)}
-            members = sums_of({i for i in atoms if not many & set(spaces.columns[i])})
-            judged = _Sums.of(spaces, members, first, share, most, persons)
+            judged = weights_of(sums_of({i for i in atoms if not many & set(spaces.columns[i])}))
             for sums, rows in judged.exceeding(share, most) if judged else ():
-                return CellFunctions(column, sums, rows)
+                return column, sums, rows
     return None
 
 
@@ -113,28 +115,6 @@ class _Sums:
     known: Bools
     unit: Ints
     persons: Floats
-
-    @classmethod
-    def of(
-        cls,
-        spaces: WeightSpaces,
-        members: list[int],
-        first: int,
-        share: float,
-        most: int,
-        persons: Ints | None,
-    ) -> _Sums | None:
-        """Return the sums; None if no cell is small enough."""
-        if not members or members[-1] < first:
-            return None
-        few = min(int(len(members) / share), most - 1)
-        weights = ComponentWeights.of(spaces, members, few, persons)
-        if weights is None:
-            return None
-        quantities = list(dict.fromkeys(a for k in members for _, a in spaces.sums[k]))
-        kept = [q for q, a in enumerate(quantities) if a]
-        known = np.array([k < first for k in members])
-        return cls(weights.M[:, kept], known, weights.unit, weights.persons)
 
     def may_exceed(self, share: float) -> bool:
         """Return whether a cell has a leverage that is a large share of its rows."""

@@ -503,12 +503,13 @@ def require_few_functions(data: SiteData, spaces: WeightSpaces, first: int, pers
         spaces, first, share, data.policy.min_own_rows, persons, partial(_has_many_numbers, data)
     )
     if found is not None:
+        column, sums, rows = found
         raise PolicyError.of_rule(
             "maximum sums of one column",
             data.name,
             f"releases at most {share:g} different sums of functions of one column for each row, also of a "
-            f"combination of levels; {found.sums} sums of column {found.column!r} would be known of "
-            f"{found.rows} rows. Merge levels, or leave functions of {found.column!r} out",
+            f"combination of levels; {sums} sums of column {column!r} would be known of {rows} rows. Merge "
+            f"levels, or leave functions of {column!r} out",
         )
 
 
