@@ -243,11 +243,7 @@ class ColumnExposure:
 def exposure(table: Table, site_ledger: SiteLedger) -> list[ColumnExposure]:
     """Compute the exposure of every column that releases of a site rest on, the most exposed first.
 
-    Parameters
-    ----------
-    table : Table
-    site_ledger : SiteLedger
-        Names the columns that were used, and the sums of functions of each.
+    The ledger names the columns that were used, and the sums of functions of each.
     """
     used = sorted(site_ledger.columns)
     found = []

@@ -179,7 +179,7 @@ def largest_shares(X: Floats) -> tuple[float, float]:
 def find_isolating_direction(
     X: Floats, basis: Floats, few: int, exact: float = ISOLATION_TOLERANCE
 ) -> Floats | None:
-    """Find a combination of columns that is zero in all but a few rows.
+    """Return coefficients, (p,), of a combination of columns that is zero in all but a few rows, or None.
 
     Groups are a row of high leverage and the rows that share most of a direction with it, which finds every
     group of up to two.
@@ -192,11 +192,6 @@ def find_isolating_direction(
         Takes columns to orthonormal ones over all rows.
     exact : float
         How much less than one the share may be.
-
-    Returns
-    -------
-    (p,) array or None
-        Coefficients.
     """
     U = X @ basis
     own = np.einsum("ij,ij->i", U, U)

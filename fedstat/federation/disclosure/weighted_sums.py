@@ -234,8 +234,8 @@ def unknown_weights_problem(data: SiteData, state: State, fact: ScoreAndInformat
     if all(one.right.shape[1] == 1 for part in fact.parts() for one in part.terms(fact.point)):
         return None
     if UNKNOWN_KEY not in state or state.look_at(UNKNOWN_KEY)[0] is not fact.rows:
-        own, least = _examined(data, state, fact.among), data.policy.min_level_count
-        state.keep(UNKNOWN_KEY, (fact.rows, _problem_of(data, own, least)))
+        own = _examined(data, state, fact.among)
+        state.keep(UNKNOWN_KEY, (fact.rows, _problem_of(data, own)))
     found: PolicyError | None = state.look_at(UNKNOWN_KEY)[1]
     return found
 
@@ -247,22 +247,17 @@ def _examined(data: SiteData, state: State, among: Ints) -> OwnLevels:
     return own.examined()
 
 
-def _problem_of(data: SiteData, own: OwnLevels, least: int) -> PolicyError | None:
-    if len(own.pairs) > MOST_PRODUCTS:
-        return PolicyError.of_rule(
-            "rows behind a product",
-            data.name,
-            f"examines at most {MOST_PRODUCTS:,} products of columns of few values under weights of many "
-            f"values; there are {len(own.pairs):,}. {REMEDY}",
-        )
-    if not own.single_out(least):
+def _problem_of(data: SiteData, own: OwnLevels) -> PolicyError | None:
+    least, many = data.policy.min_level_count, len(own.pairs) > MOST_PRODUCTS
+    if not many and not own.single_out(least):
         return None
-    return PolicyError.of_rule(
-        "rows behind a product",
-        data.name,
-        f"refuses sums that, combined with each other, single out fewer than {least} rows: {NAME}",
-        remedy=REMEDY,
-    )
+    why = f"refuses sums that, combined with each other, single out fewer than {least} rows: {NAME}"
+    if many:
+        why = (
+            f"examines at most {MOST_PRODUCTS:,} products of columns of few values under weights of many "
+            f"values; there are {len(own.pairs):,}"
+        )
+    return PolicyError.of_rule("rows behind a product", data.name, why, remedy=REMEDY)
 
 
 def _is_hidden(data: SiteData, state: State, fact: ScoreAndInformation) -> bool:
