@@ -178,7 +178,7 @@ def leave_out_rows(data: SiteData, used: Bools, columns: Collection[str] | None 
     inside = np.zeros(released.n_rows, dtype=bool)
     inside[: len(used)] = used
     minimum = ClassMinimum(policy.min_count, policy.min_level_count)
-    parts = [part for part in _parts(released.sets, inside) if _is_split(released, part, minimum)]
+    parts = [*_parts(released.sets, inside)]
     if not parts:
         return used
     codes = _codes(data, released)
@@ -198,17 +198,13 @@ class Part:
 
 
 def _parts(sets: Ints, inside: Bools) -> Iterator[Part]:
-    """Divide the classes of which an analysis has rows."""
+    """Divide the classes of which an analysis has rows; yield those that are divided with a small part."""
     for one in np.unique(sets[inside]).tolist():
         here = sets == one
-        yield Part(np.flatnonzero(here & inside), np.flatnonzero(here & ~inside), one == 0)
-
-
-def _is_split(released: ReleasedSums, part: Part, minimum: ClassMinimum) -> bool:
-    """Return whether a class is divided, and one part is small."""
-    if part.is_new:
-        return len(part.inside) < LARGE_PART
-    return len(part.outside) > 0 and min(len(part.inside), len(part.outside)) < LARGE_PART
+        part = Part(np.flatnonzero(here & inside), np.flatnonzero(here & ~inside), one == 0)
+        sizes = [len(part.inside)] if part.is_new else [len(part.inside), len(part.outside)]
+        if 0 < min(sizes) < LARGE_PART:
+            yield part
 
 
 def _persons(released: ReleasedSums, rows: Ints) -> int:

@@ -105,7 +105,8 @@ class AdmittedRoles:
     def name(self, columns: Collection[str]) -> str:
         """Return the first role that has all of these columns; empty without roles."""
         columns = set(columns) - {self.label}
-        return next((name for name, role in self.roles.items() if self._has(role, columns)), "")
+        held = {name: role.columns for name, role in self.roles.items()}
+        return next((name for name, own in held.items() if not own or columns <= set(own)), "")
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Require a role that has all of these columns, with a ConsentError."""
@@ -119,10 +120,6 @@ class AdmittedRoles:
                 f"does not let this person use {', '.join(outside)} in this study. Leave the column out, or "
                 "ask the owner to add it to a role in site.toml",
             )
-
-    @staticmethod
-    def _has(role: Role, columns: Collection[str]) -> bool:
-        return not role.columns or set(columns) <= set(role.columns)
 
 
 def _not_admitted(rule: str, site: str, why: str) -> ConsentError:
@@ -141,12 +138,7 @@ def admit(
     """Return the roles under which a request may be answered.
 
     `studies` has the fingerprint of each study's coordinator. A coordinator with studies must name one of its
-    own, and no other coordinator can name it.
-
-    Raises
-    ------
-    ConsentError
-        The study belongs to another coordinator, or no role admits the request.
+    own, and no other coordinator can name it; otherwise, or if no role admits the request, a ConsentError.
     """
     key = normalize_fingerprint(client)
     own = [name for name, one in studies.items() if normalize_fingerprint(one) == key]
@@ -513,13 +505,7 @@ class Approvals:
         return digest, status
 
     def begin(self, digest: str) -> None:
-        """Use up the approval of a plan.
-
-        Raises
-        ------
-        ConsentError
-            There is none.
-        """
+        """Use up the approval of a plan; a ConsentError if there is none."""
         status = self.status(digest)
         if status != "approved":
             why, remedy = why_not_approved(status, digest)
@@ -586,10 +572,7 @@ class FollowedPlan:
     def admit(self, approvals: Approvals, request: Request, step: Step) -> None:
         """Compare a request with the approved plan, before anything is computed.
 
-        Raises
-        ------
-        ConsentError
-            The request is not in the plan, or there is no plan, or no approval.
+        A ConsentError if the request is not in the plan, or there is no plan, or no approval.
         """
         if self.plan is None:
             if _is_preparing(request, step) and len(self.prepared) < MAX_PREPARED_STEPS:
@@ -627,11 +610,8 @@ class FollowedPlan:
     ) -> None:
         """Compare a reply with the plan before it leaves, and note a request that came before the plan.
 
-        Raises
-        ------
-        ConsentError
-            The reply uses other columns, has more numbers, or is masked among fewer sites, than the owner
-            has approved.
+        A ConsentError if the reply uses other columns, has more numbers, or is masked among fewer sites, than
+        the owner has approved.
         """
         if self.plan is None:
             requested = PreparedStep.of(request)

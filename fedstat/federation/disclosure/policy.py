@@ -97,13 +97,7 @@ class Budget:
 
 
 def check_budget(where: str, epsilon: object, delta: object, colluding: object = None) -> None:
-    """Check the numbers of a privacy budget.
-
-    Raises
-    ------
-    PartitionError
-        Names the number, the expected value and the received value.
-    """
+    """Check the numbers of a privacy budget; a PartitionError names the first that is not valid."""
     above = ". A larger one would allow some records to be published" if is_number(delta) else ""
     for name, value, fits, remedy in (
         ("epsilon", epsilon, is_number(epsilon) and epsilon > 0, ""),
@@ -118,10 +112,7 @@ def check_budget(where: str, epsilon: object, delta: object, colluding: object =
 def check_delta(site: str, budget: Budget | None, records: int) -> None:
     """Require a delta above :data:`ANY_SIZE_DELTA` to be at most a tenth of one over the number of records.
 
-    Raises
-    ------
-    PartitionError
-        Names the site, and the largest delta for its table.
+    A PartitionError names the site, and the largest delta for its table.
     """
     if budget is not None and budget.delta > max(ANY_SIZE_DELTA, most := 0.1 / max(records, 1)):
         raise PartitionError(

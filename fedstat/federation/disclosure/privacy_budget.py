@@ -209,12 +209,7 @@ class NoiseMechanism:
     ) -> None:
         """Refuse a reply that would exceed the budget, from the charges of its arrays that are new.
 
-        `sites` mask the reply.
-
-        Raises
-        ------
-        DescriptionError
-            From request, policy and earlier charges alone; names the rest, and the line of the policy.
+        `sites` mask the reply. A refusal follows from request, policy and earlier charges alone.
         """
         reported = [one for one in owed if isinstance(one, NoiseRequired)]
         known = self.site_ledger.charges.questions

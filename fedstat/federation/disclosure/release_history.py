@@ -141,7 +141,8 @@ class ReleaseHistory:
         """Return the rows that a request uses, None for all complete ones; again after other analyses."""
         sets = None if self.released is None else self.released.sets
         found = self._rows.get(request)
-        if found is None or found[1] is not sets or not self._covers(found[0]):
+        n_rows = None if self.released is None else self.released.n_rows - len(self.gone)
+        if found is None or found[1] is not sets or n_rows not in (None, len(found[0])):
             rows = complete() if found is None else found[0]
             self._rows.pop(request, None)
             while len(self._rows) >= MOST_REQUESTS:
@@ -149,10 +150,6 @@ class ReleaseHistory:
             kept = leave_out(rows)
             self._rows[request] = found = rows, sets, None if kept is rows else kept
         return found[2]
-
-    def _covers(self, rows: Bools) -> bool:
-        """Return whether these are as many rows as the history has."""
-        return self.released is None or len(rows) + len(self.gone) == self.released.n_rows
 
     def of_table(self, key: Hashable, find: Callable[[], ResultT]) -> ResultT:
         """Return what was found before in the rows of the table, or find it."""

@@ -300,9 +300,8 @@ def check_counts(
     names : iterable of str
         Arrays of the reply, and ``"text"`` if it has one.
     """
-    given = step.given
     for name in names:
-        if given[name].kind in COUNTED and entities < policy.min_count:
+        if step.given[name].kind in COUNTED and entities < policy.min_count:
             raise PolicyError.of_rule(
                 "minimum count",
                 site,
@@ -574,10 +573,7 @@ def check_order(site: str, policy: Policy, request: Request, step: Step, last: M
 def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> None:
     """Require a dealer that is not one of the two sites, and if the policy says so, not the coordinator.
 
-    Raises
-    ------
-    SecurityError
-        One of the two sites deals.
+    A SecurityError if one of the two sites deals.
     """
     first, second = fact.sites
     if fact.dealer in fact.sites:

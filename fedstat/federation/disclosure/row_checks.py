@@ -1,7 +1,6 @@
 """Checks of the rows behind a release: minimum counts, concentration, weights, and key alignment.
 
-Each check raises a PolicyError, which names the rule, the site and a remedy. The docstring of a check names
-other errors.
+Each check raises a PolicyError, or the error that its docstring names, with the rule, the site and a remedy.
 """
 
 from __future__ import annotations
@@ -363,10 +362,7 @@ def check_cuts(data: SiteData, fact: facts.FactorsRequested) -> None:
 def check_counted_product(data: SiteData, state: State, fact: facts.CountedProduct) -> None:
     """Require no rows or enough rows behind every product with a column of another site.
 
-    Raises
-    ------
-    DescriptionError
-        The rows were not counted, or the count was compared with a smaller number than the owner's.
+    A DescriptionError if rows were not counted, or the count was compared with less than the owner's minimum.
     """
     least = data.policy.min_level_count
     if least < 2:
@@ -516,12 +512,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
 
     The sum over clusters minus the sum over rows has only products of different rows of a cluster. For one
     cluster of two rows, it determines all their values. So do two divisions into clusters that differ by one
-    row.
-
-    Raises
-    ------
-    DescriptionError
-        Scores were summed by the clusters of another column before.
+    row. A DescriptionError if scores were summed by the clusters of another column before.
     """
     policy = data.policy
     if policy.products == "any":

@@ -106,10 +106,9 @@ def rules_of(policy: type[Any]) -> Mapping[str, Rule]:
 
 def looser_rules(policy: Any) -> tuple[str, ...]:
     """Return the names of the rules of a policy that allow something that the strict policy does not."""
-    found = rules_of(type(policy)).items()
     return tuple(
         name
-        for name, one in found
+        for name, one in rules_of(type(policy)).items()
         if not one.within(getattr(policy, name), one.strict) and not one.moot(policy)
     )
 
@@ -166,13 +165,7 @@ def is_name_set(value: object) -> bool:
 
 
 def check_policy_values(where: str, policy: type[Any], values: Mapping[str, object]) -> None:
-    """Check the values of a policy.
-
-    Raises
-    ------
-    PartitionError
-        Lists every rule with the expected and the received value.
-    """
+    """Check the values of a policy; a PartitionError lists expected and received values by rule."""
     wrong = [
         f"{name}: expected {one.expected}, received {_received_text(name, one, values[name])}"
         for name, one in rules_of(policy).items()
@@ -275,13 +268,7 @@ def rules_text(policy: Any) -> str:
 
 
 def read_policy(path: str | Path) -> tuple[str, bytes]:
-    """Read a policy file: its name for messages, and its text.
-
-    Raises
-    ------
-    PartitionError
-        The file cannot be read.
-    """
+    """Read a policy file: its name for messages, and its text; a PartitionError if it cannot be read."""
     file = Path(path)
     where = f"policy file {str(file)!r}"
     try:
@@ -296,10 +283,7 @@ def read_policy(path: str | Path) -> tuple[str, bytes]:
 def parse_policy(where: str, text: bytes, policy: type[Any]) -> dict[str, Any]:
     """Read the text of a policy file: values by rule, with sets instead of lists.
 
-    Raises
-    ------
-    PartitionError
-        The text is not TOML, or has an unknown key.
+    A PartitionError if the text is not TOML, or has an unknown key.
     """
     try:
         content = tomllib.loads(text.decode())

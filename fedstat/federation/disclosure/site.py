@@ -93,10 +93,8 @@ def load_families() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One site: its data, its owner's policy, and the only function that releases anything.
-#
-# ``Site.answer`` is the one function that returns a value from a site: policy check, step, ledger,
-# reply. A step cannot be reached in any other way, and only steps of installed families run.
+# One site: ``Site.answer`` is the only function that releases a value: policy check, step, ledger, reply. A
+# step cannot be reached in any other way, and only steps of installed families run.
 
 
 class FamilyRegistry(dict[str, Mapping[str, message.Step]]):
@@ -526,15 +524,13 @@ class Site:
         request, step, state = context.request, context.step, context.state
         try:
             if step.text_in is None and step.text_out is None:
-                return message.Reply(
-                    self.name, step.run(self._data, state, **request.arrays), "", state.entities
-                )
-            arrays, text = step.run(self._data, state, request.text, **request.arrays)
-            return message.Reply(self.name, arrays, text, state.entities)
+                arrays, text = step.run(self._data, state, **request.arrays), ""
+            else:
+                arrays, text = step.run(self._data, state, request.text, **request.arrays)
         except AlternativeReply as instead:
             if instead.reason:
                 self.refusals.count(self.policy, instead.reason, context.client)
-            return message.Reply(self.name, instead.arrays, instead.text, state.entities)
+            arrays, text = instead.arrays, instead.text
         except FedstatError:
             raise
         except Exception as error:
@@ -543,3 +539,4 @@ class Site:
                 f"{context.where}: failed ({type(error).__name__}); the request is out of order, or its "
                 "arrays do not fit the state of the fit at this site"
             ) from error
+        return message.Reply(self.name, arrays, text, state.entities)
