@@ -436,9 +436,8 @@ def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
         return "only center and scale can be applied to a function"
     column = columns[name]
     if outer:
-        return _check_standardization(column, factor.options) or FUNCTION_RULES[function.removeprefix("np.")][
-            1
-        ](column, {})
+        problem = _check_standardization(column, factor.options)
+        return problem or FUNCTION_RULES[function.removeprefix("np.")][1](column, {})
     if function == "C":
         return _check_coding(column, factor.options)
     if function == facts.COMPARISON:

@@ -305,11 +305,10 @@ class Site:
     def _keep_history(self) -> None:
         """Store a release history that was compared with other records than those of its file."""
         if self._data.memory.is_new and self.site_ledger.store is not None:
-            self._store_history()
+            self._store_history(self._data)
             self._data.memory.is_new = False
 
-    def _store_history(self) -> None:
-        data = self._data
+    def _store_history(self, data: SiteData) -> None:
         self.site_ledger.keep_answered(data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows)
 
     def _end_sessions(self, why: str) -> None:
@@ -474,7 +473,7 @@ class Site:
         request, step, state = context.request, context.step, context.state
         self.site_ledger.record_columns(state.used_columns, state.entities)
         if context.data.memory.released is not context.released and self.site_ledger.store is not None:
-            self._store_history()
+            self._store_history(context.data)
         n_sites = len(context.sites) or 1
         context.describe()
         context.chain.reply(request, step, context.sent, context.reply.arrays, n_sites, context.costs)

@@ -1045,7 +1045,7 @@ def _basis(M: Floats, known: Bools) -> tuple[Floats, int]:
 
 
 def new_directions(M: Floats, span: Floats, least: float = NEW_DIRECTION) -> Floats:
-    """Return orthonormal columns for what those of `span` (m, r) leave of columns M (m, d) of length one."""
+    """Return orthonormal columns for what those of `span` (m, r) leave of M (m, d), scaled to length one."""
     length = np.linalg.norm(M, axis=0)
     rest = M[:, length > 0.0] / length[length > 0.0]
     for _ in range(2):
