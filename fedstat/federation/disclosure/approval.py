@@ -577,9 +577,8 @@ class FollowedPlan:
         if self.plan is None:
             if _is_preparing(request, step) and len(self.prepared) < MAX_PREPARED_STEPS:
                 return
-            raise ConsentError.of_rule(
-                "approval",
-                approvals.site,
+            raise self._refusal(
+                approvals,
                 f"requires the owner's approval of every analysis, and no plan has step '{request.step}'. "
                 "The methods fit(), search(), evaluate(), score_test() and predict() propose plans; other "
                 "requests are refused",
@@ -633,6 +632,9 @@ class FollowedPlan:
 
     def _departs(self, approvals: Approvals, what: str) -> ConsentError:
         why = f"answers only what the owner has approved: {what} the plan with digest {self.digest:.12}"
+        return self._refusal(approvals, why)
+
+    def _refusal(self, approvals: Approvals, why: str) -> ConsentError:
         return ConsentError.of_rule("approval", approvals.site, why)
 
 
