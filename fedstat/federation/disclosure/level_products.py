@@ -125,7 +125,7 @@ class LevelSpace:
 def _place_of(i: Ints, j: Ints, f: int) -> Ints:
     """Return the places of products of f columns with each other; they ascend in both."""
     low, high = np.minimum(i, j), np.maximum(i, j)
-    return low * f - low * (low - 1) // 2 + high - low
+    return np.asarray(low * f - low * (low - 1) // 2 + high - low)
 
 
 def reported_rows(least: int) -> int:
