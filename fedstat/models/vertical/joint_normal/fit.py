@@ -387,7 +387,7 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
     origin = np.append(fit.a, np.zeros(len(scale)))
 
     def moved(M: Floats) -> Floats:
-        return np.asarray(origin + units @ joint.moved(M))
+        return np.asarray(origin + joint.moved(M) @ units.T)
 
     at = moved(np.zeros(shape))
     slopes = np.empty((len(at), *shape))
@@ -399,11 +399,9 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
     for c, slope in enumerate(slopes):
         left, _, right = np.linalg.svd(slope, full_matrices=False)
         # Coefficients need not be monotone, and all change fastest near the limits.
-        along = [
-            moved(r * left @ right)[c]
-            for r in MAX_PARTIAL_CORRELATION * np.cos(np.linspace(0.0, np.pi, GRID_POINTS))
-        ]
-        out[:, c] = min(along), max(along)
+        steps = MAX_PARTIAL_CORRELATION * np.cos(np.linspace(0.0, np.pi, GRID_POINTS))
+        along = moved(steps[:, None, None] * (left @ right))[:, c]
+        out[:, c] = along.min(), along.max()
     return out
 
 
@@ -435,12 +433,12 @@ class PartialCovariance:
         ]
 
     def moved(self, M: Floats) -> Floats:
-        """Coefficients for the partial covariance R_j^1/2 M R_k^1/2."""
-        cov = self.cov.copy()
+        """Coefficients, (..., P), for the partial covariances R_j^1/2 M R_k^1/2, M (..., j, k)."""
+        cov = np.broadcast_to(self.cov, (*M.shape[:-2], *self.cov.shape)).copy()
         block = self.explained + self.roots[0] @ M @ self.roots[1]
-        cov[np.ix_(self.first, self.second)] = block
-        cov[np.ix_(self.second, self.first)] = block.T
-        return np.asarray(np.linalg.solve(cov[:-1, :-1], cov[:-1, -1]))
+        cov[..., self.first[:, None], self.second] = block
+        cov[..., self.second[:, None], self.first] = block.swapaxes(-1, -2)
+        return np.asarray(np.linalg.solve(cov[..., :-1, :-1], cov[..., :-1, -1:])[..., 0])
 
 
 def root_of(A: Floats) -> Floats:
