@@ -2,7 +2,8 @@
 
 ``python noisy_rows.py [minutes]`` writes coverage and price of all settings of :data:`GRID`, smaller ones
 first, until the minutes are over and a setting is done. It continues a table that is not complete; ``python
-noisy_rows.py again [minutes] [family]`` removes the settings of a family, or all, first.
+noisy_rows.py again [minutes] [family]`` removes the settings of a family, or all, first; ``python
+noisy_rows.py low`` prints the coverage of settings with a coefficient below 0.90 with other draws.
 """
 
 from __future__ import annotations
@@ -178,8 +179,18 @@ def write_coverage(minutes=math.inf, again=None):
     return left
 
 
+def print_low(least=0.9):
+    """Simulate settings with a low coefficient again, with more and other draws."""
+    low = read_coverage().query(f"worst < {least}").index
+    for case in sorted((case for case in GRID if case in low), key=lambda case: case[2]):
+        found = coverage(*case[:5], 400 if case[2] <= 10_000 else 200, 8, case[5])
+        print(*case, f"mean {found.mean:.3f}, lowest {found.worst:.3f}", flush=True)
+
+
 if __name__ == "__main__":
     words = sys.argv[1:]
+    if words == ["low"]:
+        sys.exit(print_low())
     again = words[:1] == ["again"]
     family = next((word for word in words if word in FAMILY), "")
     minutes = next((float(word) for word in words if word.replace(".", "").isdigit()), math.inf)
