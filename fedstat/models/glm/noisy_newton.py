@@ -340,9 +340,9 @@ CLEAR, FLOOR = 0.4, 2.0
 class NoisyPlan:
     """Budgets of the steps, R^2, and the expected price.
 
-    `rhos` has the budgets of score and information by step, and their sum is `rho`. `noise` is the variance
-    of all shares of noise over that which is charged. `price` is the ratio of standard errors with and
-    without noise, of columns of a normal distribution; infinite where the noise leaves no estimate.
+    `rhos` has the budgets of score and information by step, and their sum is `rho`, for `n` rows. `noise` is
+    the variance of all shares of noise over that which is charged. `price` is the ratio of standard errors
+    with and without noise, of columns of a normal distribution; infinite where the noise leaves no estimate.
     """
 
     squared_radius: float
@@ -350,6 +350,7 @@ class NoisyPlan:
     price: float
     rho: Fraction
     noise: Fraction
+    n: float
 
 
 @cache
@@ -368,13 +369,13 @@ def plan_rest(
 ) -> NoisyPlan:
     """Choose the steps after the first three requests, which have the rest of the budget."""
     left = rho - sum(a + b for a, b in first)
-    known, best = [(float(a), float(b)) for a, b in first], NoisyPlan(2.0 * p, first, math.inf, rho, noise)
+    known, best = [(float(a), float(b)) for a, b in first], NoisyPlan(2.0 * p, first, math.inf, rho, noise, n)
     for steps, last, score, radius in product((*STEPS, EXACT_STEPS), LASTS, SCORES, RADII):
         rhos = [*known, *_split(float(left), steps, last, score)]
         price = _price(own, p, n, rhos, radius * p, float(noise))
         if price < best.price:
             exact = _split(left, steps, Fraction(last), Fraction(score))
-            best = NoisyPlan(radius * p, (*first, *exact), price, rho, noise)
+            best = NoisyPlan(radius * p, (*first, *exact), price, rho, noise, n)
     return best
 
 
@@ -569,10 +570,13 @@ class NoisyIteration:
         self.transform = self.transform @ (np.eye(len(ones)) - np.outer(ones, mean - unit))
 
     def _check_share(self, share: float, error: float) -> None:
-        """End the fit if a share of ones that is two errors nearer to one half would be too rare."""
+        """End the fit if a share of ones that is two errors nearer to one half would be too rare.
+
+        Rows are cut more before means are known than after it, so all rows count here.
+        """
         self.share = _nearer_to_half(share, 2.0 * error)
         self.own = binary_family(self.share, 0.0)[0]
-        plan = self.plan_of(self.rows)
+        plan = self.plan_of(max(self.rows, self.plan.n))
         if not math.isfinite(plan.price):
             self.plan = plan
 

@@ -638,6 +638,19 @@ def check_coverage(case, found, runs):
     assert found.worst >= 0.90 - 2.0 * math.sqrt(0.1 * 0.9 / runs) and found.failed <= 0.15, case
 
 
+@pytest.mark.parametrize(("kind", "intercept", "ends"), [("skewed", 0.0, False), ("normal", RARE, True)])
+def test_rows_that_are_cut_before_means_are_known_do_not_end_a_fit(kind, intercept, ends):
+    """Two thirds of the rows of skewed columns are, in the first sums; a rare outcome ends a fit there."""
+    rng = np.random.default_rng([7, 0])
+    table, _ = draw("Binomial", kind, 2_000, rng, intercept)
+    policy = fs.Policy(privacy=fs.Budget(50.0, 1e-6, colluding=1))
+    bounds, epsilon = bounds_of("Binomial", kind), 1.0 if ends else 3.0
+    question = noisy_question(model_of(table, "Binomial", 3, policy), epsilon, 1e-6, bounds)
+    iteration, params, *_ = pooled_fit(question, *data_of(table), rng)
+    assert (params is None) == ends
+    assert (iteration.step == 1) == ends
+
+
 def test_intervals_cover_in_the_table_of_all_settings():
     """``python tests/models/glm/noisy_rows.py`` writes the table, which the vignette shows."""
     table = read_coverage()
