@@ -92,7 +92,7 @@ def lasso(partition, names):
     return fs.VerticalGLM.from_formula(f"high ~ {names}", partition, **options).fit(n_lambdas=50)
 
 
-MANY = [100_000, 300_000, 1_000_000]
+MANY, FEWER = [100_000, 1_000_000, 10_000_000], [100_000, 1_000_000, 3_000_000]
 CASES = {
     "GLORE": {
         "rows": [lambda n=n: of_rows(glore, n) for n in MANY],
@@ -109,17 +109,17 @@ CASES = {
         "sites": [lambda k=k: of_rows(kaplan_meier, 200 * k, 2, k) for k in (3, 10, 30, 100, 300)],
     },
     "FederatedMixed": {
-        "rows": [lambda n=n: of_rows(mixed, n) for n in MANY],
+        "rows": [lambda n=n: of_rows(mixed, n) for n in FEWER],
         "columns": [lambda p=p: of_rows(mixed, 100_000, p) for p in (10, 25, 50, 100)],
         "sites": [lambda k=k: of_rows(mixed, 200 * k, 2, k) for k in (3, 10, 30, 100, 300)],
     },
     "VFEM": {
-        "rows": [lambda n=n: of_blocks(vfem, n) for n in MANY],
+        "rows": [lambda n=n: of_blocks(vfem, n) for n in FEWER],
         "columns": [lambda p=p: of_blocks(vfem, 20_000, p) for p in (10, 25, 50, 100, 200)],
         "patterns": [lambda m=m: of_blocks(vfem, 100_000, 20, m) for m in (2, 10, 30, 100, 300, 1_000)],
     },
     "VerticalGLM, logistic lasso": {
-        "rows": [lambda n=n: of_blocks(lasso, n, 20, 1) for n in (10_000, 30_000, 100_000, 300_000)],
+        "rows": [lambda n=n: of_blocks(lasso, n, 20, 1) for n in (10_000, 100_000, 1_000_000)],
         "columns": [lambda p=p: of_blocks(lasso, 10_000, p, 1) for p in (10, 25, 50, 100, 200)],
     },
 }
