@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import PolicyError
 from fedstat.federation.disclosure.differencing import Expressed, check_sums
-from fedstat.federation.disclosure.facts import RowTerms, ScoreAndInformation
+from fedstat.federation.disclosure.facts import RowBlock, RowTerms, ScoreAndInformation
 from fedstat.federation.disclosure.level_products import OwnLevels
 from fedstat.federation.disclosure.leverage import masked_among_the_same
 from fedstat.federation.disclosure.state import SiteData, State
@@ -34,6 +35,7 @@ from fedstat.federation.disclosure.weight_spaces import (
     Expressions,
     Polynomial,
     has_few_values,
+    may_have_few_values,
     new_directions,
 )
 from fedstat.typing import Floats, Ints
@@ -186,12 +188,16 @@ def level_columns(data: SiteData, state: State) -> OwnLevels:
     """
     name = f"{LEVELS_KEY} {opening_of(state)}"
     if name not in state:
-        opened, released = state.look_at("rows"), data.memory.released
+        opened = state.look_at("rows")
         rows = opened.places
-        person = None if released is None or released.persons is None else released.persons[rows]
-        state.keep(name, OwnLevels.of(opened.leveled_columns(), len(rows), person))
+        state.keep(name, OwnLevels.of(opened.leveled_columns(), len(rows), _persons_of(data, rows)))
     found: OwnLevels = state.look_at(name)
     return found
+
+
+def _persons_of(data: SiteData, rows: Ints) -> Ints | None:
+    released = data.memory.released
+    return None if released is None or released.persons is None else released.persons[rows]
 
 
 def check_cells(
@@ -231,20 +237,42 @@ def unknown_weights_problem(data: SiteData, state: State, fact: ScoreAndInformat
     """
     if not examines_products(data) or fact.among is None or len(fact.among) != fact.n:
         return None
-    if all(one.right.shape[1] == 1 for part in fact.parts() for one in part.terms(fact.point)):
+    first = next(iter(fact.parts()))
+    if not _multiplied(first, fact.point):
         return None
-    if UNKNOWN_KEY not in state or state.look_at(UNKNOWN_KEY)[0] is not fact.rows:
-        own = _examined(data, state, fact.among)
-        state.keep(UNKNOWN_KEY, (fact.rows, _problem_of(data, own)))
-    found: PolicyError | None = state.look_at(UNKNOWN_KEY)[1]
-    return found
+    kept, width = (
+        state.look_at(UNKNOWN_KEY) if UNKNOWN_KEY in state else (None, 0, None),
+        first.columns.shape[1],
+    )
+    if kept[0] is not fact.rows or kept[1] != width:
+        found = OwnLevels.of(_multiplied_columns(fact), fact.n, _persons_of(data, fact.among)).examined()
+        kept = fact.rows, width, _problem_of(data, found)
+        state.keep(UNKNOWN_KEY, kept)
+    problem: PolicyError | None = kept[2]
+    return problem
 
 
-def _examined(data: SiteData, state: State, among: Ints) -> OwnLevels:
-    """Return the columns of few values in some rows of the table, all of which the session has opened."""
-    own, places = level_columns(data, state), state.look_at("rows").places
-    own = own if len(among) == len(places) else own.only(np.searchsorted(places, among))
-    return own.examined()
+def _multiplied(part: RowBlock, point: Any) -> list[Floats]:
+    """Return the matrices of a part of the rows that are multiplied with each other, or with themselves."""
+    products = [one for one in part.terms(point) if one.right.shape[1] > 1]
+    return [*{id(X): X for one in products for X in (one.left, one.right)}.values()]
+
+
+def _multiplied_columns(fact: ScoreAndInformation) -> Iterator[tuple[int, Floats]]:
+    """Yield columns of few values whose products are summed, in any coding: a constant is among them."""
+    blocks = [_multiplied(part, fact.point) for part in fact.parts()]
+    for k, first in enumerate(blocks[0]):
+        for j in range(first.shape[1]):
+            if may_have_few_values(first[:, j]):
+                x = np.concatenate([several[k][:, j] for several in blocks])
+                if x.min() < x.max():
+                    yield k * first.shape[1] + j + 1, _indicator_of(x)
+
+
+def _indicator_of(x: Floats) -> Floats:
+    """Return the indicator of the rarer value of a column of two values; other columns as they are."""
+    values, counts = np.unique(x, return_counts=True)
+    return (x == values[counts.argmin()]) * 1.0 if len(values) == 2 else x
 
 
 def _problem_of(data: SiteData, own: OwnLevels) -> PolicyError | None:
@@ -265,7 +293,9 @@ def _is_hidden(data: SiteData, state: State, fact: ScoreAndInformation) -> bool:
     spaces = f"{SPACES_KEY} {opening_of(state)}"
     if fact.among is None or spaces not in state:
         return False
-    own = _examined(data, state, fact.among)
+    own, places = level_columns(data, state), state.look_at("rows").places
+    own = own if fact.n == len(places) else own.only(np.searchsorted(places, fact.among))
+    own = own.examined()
     return (
         len(own.pairs) <= MOST_PRODUCTS
         and own.are_covered(state.look_at(spaces), data.policy.min_level_count)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from fedstat.federation.design.horizontal_design import (
     open_requests,
 )
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
-from fedstat.federation.disclosure.facts import ModelEvaluation
+from fedstat.federation.disclosure.facts import ModelEvaluation, RowTerms
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.expected_releases import IterationLoop
@@ -31,7 +32,17 @@ from fedstat.inference.recalibration import MAX_STEPS, Recalibration, Recalibrat
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate, linear_predictor
 from fedstat.models.checks import check_layout
-from fedstat.models.horizontal.rows import INSIDE, SCORES, SUMS, answered_at, describe_sums, glm_rows, summed
+from fedstat.models.horizontal.rows import (
+    INSIDE,
+    SCORES,
+    SUMS,
+    RowsAtPoints,
+    answered_at,
+    blocks_of,
+    describe_sums,
+    glm_rows,
+    summed,
+)
 from fedstat.models.horizontal.session import add
 from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.typing import Array, Floats
@@ -41,6 +52,20 @@ from fedstat.typing import Array, Floats
 
 FAMILY = "evaluation"
 JUDGED = "evaluated"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PredictorBlock(RowsAtPoints):
+    """A part of the rows whose linear predictor is multiplied, and not the columns of which it is made."""
+
+    predictor: Floats
+
+    def terms(self, point: Any) -> list[RowTerms]:
+        """Terms of the sums at a point."""
+        X = np.column_stack([np.ones(len(self.rows)), self.rows.X @ self.predictor])
+        one = np.ones((len(X), 1))
+        found = super(PredictorBlock, self).terms(point)
+        return [replace(term, left=X, right=X if term.right.shape[1] > 1 else one) for term in found]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +90,12 @@ class EvaluatedModel:
             rows = glm_rows(complete, X)
             parts = [np.ones((len(X), 1)), X, *([] if rows.offset is None else [rows.offset[:, None]])]
             yield replace(rows, X=np.ascontiguousarray(np.hstack(parts)), offset=None)
+
+    def blocks(self, opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[PredictorBlock]:
+        """Rows of these columns in blocks, of which the linear predictor alone is multiplied."""
+        predictor = self.coefficients(np.array([0.0, 1.0]))
+        for one in blocks_of(opened, chunks):
+            yield PredictorBlock(one.rows, one.intercept, predictor=predictor)
 
     def coefficients(self, gamma: Floats) -> Floats:
         """Coefficients of these columns at intercept and slope (2,)."""
@@ -111,7 +142,11 @@ def recalibrate(data: SiteData, state: State, gamma: Floats) -> dict[str, Array]
     nothing |= {"score": np.zeros(2), "information": np.zeros((2, 2)), "totals": np.zeros(3)}
     point = model.coefficients(gamma)
     # The columns that the predictor is made of, and not it alone: sums of these left in fits before.
-    state.report(*answered_at(model.opened, model.columns, model.n, point, model.distribution, sums, nothing))
+    state.report(
+        *answered_at(
+            model.opened, model.columns, model.n, point, model.distribution, sums, nothing, model.blocks
+        )
+    )
     return describe_sums(sums) | {"squares": np.array(_squares(model, gamma))}
 
 

@@ -179,6 +179,7 @@ def answered_at(
     distribution: DistributionSpec,
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
+    blocks: Callable[[OpenRows, Callable[[], Iterable[Rows]]], Iterable[RowsAtPoints]] | None = None,
 ) -> tuple[ScoreAndInformation | WorkingWeights, ...]:
     """Declare the rows' weights at these coefficients, if possible by sums at them, and the means.
 
@@ -188,7 +189,7 @@ def answered_at(
     def each() -> Floats:
         return np.concatenate([row_weights(rows, beta, distribution) for rows in chunks()], axis=1)
 
-    parts = partial(blocks_of, opened, chunks)
+    parts = partial(blocks or blocks_of, opened, chunks)
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weighted else None
     # Means that are linear in the coefficients are combinations of the columns.

@@ -27,7 +27,7 @@ import pytest
 
 import fedstat as fs
 from attacker.calls import KINDS, Call, draw_call, wards
-from attacker.oracle import TooFewDrawsError, singled_out
+from attacker.oracle import TooFewDrawsError, reveals_numbers, singled_out
 from attacker.tables import Structure
 from fedstat.errors import FedstatError
 from fedstat.federation.design import site_rows
@@ -50,8 +50,6 @@ ROUNDING = 1e-9
 """Terms below this share of their number are zero."""
 WARDS_OF_ONE_SITE = 7
 """Of as many successive seeds with three sites, one has a level at one site alone."""
-NOT_ZERO = 1e-9
-"""Relative size of singular values, of sums of columns of length about one, that are not zero."""
 PAIRS = 4
 """Pairs of rows that are left out together, to see which numbers are sums."""
 OVER_GROUPS = ("mixed", "gee")
@@ -438,20 +436,6 @@ def judge_totals(held: list[Held], rng: np.random.Generator) -> list[tuple[int, 
     counts = [draws[0][:, same & (of_call == call)] for call in np.unique(of_call)]
     rows = [S for S in rows if not any(counted(one, S) for one in counts) and reveals_numbers(draws, S)]
     return [*sorted(of_few), *rows]
-
-
-def reveals_numbers(draws: list[Floats], rows: tuple[int, ...]) -> bool:
-    """Return whether a combination of sums that singles out rows has other values if numbers are others.
-
-    Otherwise it is a count, in whatever units of the columns.
-    """
-    inside = np.isin(np.arange(len(draws[0])), rows)
-    size = np.max([np.abs(T).max(axis=0) for T in draws], axis=0)
-    draws = [T[:, size > 0.0] / size[size > 0.0] for T in draws]
-    _, s, V = np.linalg.svd(np.concatenate([T[~inside] for T in draws]), full_matrices=True)
-    free = V[int((s > NOT_ZERO * s[0]).sum()) :].T
-    values = np.array([T[inside] @ free for T in draws])
-    return bool(np.abs(values - values[0]).max(initial=0.0) > np.sqrt(NOT_ZERO))
 
 
 def sized(positions: dict[Any, Bools]) -> list[int]:

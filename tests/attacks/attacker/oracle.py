@@ -18,6 +18,7 @@ from fedstat.typing import Floats
 CERTAIN = 1.0 - 1e-7
 ZERO = 1e-9
 PRESENT = 1e-3
+DIFFERENT = 1e-2
 MOST_CANDIDATES = 30
 
 
@@ -31,11 +32,7 @@ def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
     `draws` are the terms (n, d) of each draw of the columns of many values.
     """
     n, M = len(draws[0]), len(draws)
-    stacked = np.vstack(draws)
-    size = np.abs(stacked).max(axis=0, initial=0.0)
-    stacked = stacked[:, size > 0.0] / size[size > 0.0]
-    U, s, _ = np.linalg.svd(stacked, full_matrices=False)
-    U = U[:, s > s.max(initial=0.0) * ZERO]
+    U = _basis(draws)
     if U.shape[1] >= M * (n - fewest):
         raise TooFewDrawsError
     basis = U.reshape(M, n, -1)
@@ -54,3 +51,23 @@ def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
             if values[-1] > CERTAIN and np.abs(vectors[:count, values > CERTAIN]).max() > PRESENT:
                 found.append(S)
     return found
+
+
+def reveals_numbers(draws: list[Floats], rows: tuple[int, ...]) -> bool:
+    """Return whether the sum over rows that are singled out differs between draws.
+
+    Otherwise it is a count, in whatever units of the columns.
+    """
+    basis = _basis(draws).reshape(len(draws), len(draws[0]), -1)
+    block = basis[:, list(rows)].reshape(len(draws) * len(rows), -1)
+    values, vectors = np.linalg.eigh(block @ block.T)
+    found = vectors[:, values > CERTAIN].reshape(len(draws), len(rows), -1)
+    return bool(np.abs(found - found.mean(axis=0)).max(initial=0.0) > DIFFERENT)
+
+
+def _basis(draws: list[Floats]) -> Floats:
+    """Return orthonormal columns that span the terms of all draws."""
+    stacked = np.vstack(draws)
+    size = np.abs(stacked).max(axis=0, initial=0.0)
+    U, s, _ = np.linalg.svd(stacked[:, size > 0.0] / size[size > 0.0], full_matrices=False)
+    return np.asarray(U[:, s > s.max(initial=0.0) * ZERO])
