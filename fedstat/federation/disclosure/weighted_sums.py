@@ -238,15 +238,19 @@ def unknown_weights_problem(data: SiteData, state: State, fact: ScoreAndInformat
     if not examines_products(data) or fact.among is None or len(fact.among) != fact.n:
         return None
     first = next(iter(fact.parts()))
-    if not _multiplied(first, fact.point):
+    opened: Any = state.look_at("rows")
+    multiplied, width = _multiplied(first, fact.point), first.columns.shape[1]
+    if not multiplied:
         return None
-    kept, width = (
-        state.look_at(UNKNOWN_KEY) if UNKNOWN_KEY in state else (None, 0, None),
-        first.columns.shape[1],
-    )
+    kept = state.look_at(UNKNOWN_KEY) if UNKNOWN_KEY in state else (None, 0, None)
     if kept[0] is not fact.rows or kept[1] != width:
-        found = OwnLevels.of(_multiplied_columns(fact), fact.n, _persons_of(data, fact.among)).examined()
-        kept = fact.rows, width, _problem_of(data, found)
+        places, names = opened.places, opened.names
+        is_design = fact.rows is opened and fact.n == len(places) and width == len(names) + 1
+        if is_design and len(multiplied) == 1 and multiplied[0] is first.columns:
+            own = level_columns(data, state)
+        else:
+            own = OwnLevels.of(_multiplied_columns(fact), fact.n, _persons_of(data, fact.among))
+        kept = fact.rows, width, _problem_of(data, own.examined())
         state.keep(UNKNOWN_KEY, kept)
     problem: PolicyError | None = kept[2]
     return problem
@@ -271,8 +275,10 @@ def _multiplied_columns(fact: ScoreAndInformation) -> Iterator[tuple[int, Floats
 
 def _indicator_of(x: Floats) -> Floats:
     """Return the indicator of the rarer value of a column of two values; other columns as they are."""
-    values, counts = np.unique(x, return_counts=True)
-    return (x == values[counts.argmin()]) * 1.0 if len(values) == 2 else x
+    larger = x == x.max()
+    if not (larger | (x == x.min())).all():
+        return x
+    return np.asarray(larger if 2 * int(larger.sum()) <= len(x) else ~larger, dtype=np.float64)
 
 
 def _problem_of(data: SiteData, own: OwnLevels) -> PolicyError | None:
