@@ -16,7 +16,7 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.codec import to_json
 from fedstat.errors import ConsentError, FedstatError, MessageError, PartitionError
-from fedstat.federation.disclosure.approval import describe_plan, read_plan
+from fedstat.federation.disclosure.approval import describe_plan, plain_lines, read_plan
 from fedstat.federation.message import Request, pack_request, unpack_reply, unpack_request
 from fedstat.federation.protocols.engine import LocalEngine
 
@@ -618,3 +618,16 @@ def test_what_grows_from_round_to_round_is_foreseen_at_the_coordinators_own_site
     assert binary.coordinator == "A"
     result = approved(lambda: binary.fit(tol=1e-9), partition)
     assert len(result.trace) > 4
+
+
+def test_a_plan_says_what_other_sites_learn_where_sums_are_masked():
+    policy = fs.Policy.strict(approval="owner")
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital", policy=policy)
+    with pytest.raises(ConsentError):
+        fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    (plan,) = partition.sites["Hungary"].pending.values()
+    _, together, _ = plain_lines(plan, policy)
+    assert together.endswith(
+        "The other sites learn, and the coordinator does not, which levels of two columns occur together at "
+        "Hungary."
+    )

@@ -27,6 +27,7 @@ from fedstat.federation.audit.event_log import (
     canonical_json,
 )
 from fedstat.federation.crypto.keys import normalize_fingerprint
+from fedstat.federation.disclosure.level_products import SEALING
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import ANALYST, rules_of, toml_line
 from fedstat.federation.message import ArrayKind, Purpose, Request, Step
@@ -709,6 +710,11 @@ def _together(plan: AnalysisPlan, arrays: Sequence[PlannedArray]) -> str:
         lines.append(
             f"Only together with another site, it learns {_amount(shares, 'sum')} of products of columns of "
             "both. Each site sends random numbers for this, whose sum is the result."
+        )
+    if any(step.step == SEALING and array.kind == "sealed" for step, array in arrays):
+        lines.append(
+            "The other sites learn, and the coordinator does not, which levels of two columns occur together "
+            f"at {plan.site}."
         )
     return " ".join(lines) or "Nothing is released as a sum over several sites."
 

@@ -39,6 +39,8 @@ from fedstat.federation.disclosure.weight_spaces import (
 )
 from fedstat.typing import Floats, Ints
 
+SEALING = "sum_columns"
+"""Step that seals what a site reports for the other sites."""
 REPORTED_VALUES = 100
 """Most values of a column that a site reports."""
 MOST_CELLS = 8192

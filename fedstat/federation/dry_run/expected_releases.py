@@ -16,10 +16,11 @@ from fedstat.errors import PolicyError
 from fedstat.federation.audit.event_log import COORDINATOR, TEXT, Entry
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.disclosure.level_products import SEALING
 from fedstat.federation.disclosure.site import FAMILIES, UNALIGNED_FAMILIES
 from fedstat.federation.disclosure.threat_statements import COORDINATOR_LEARNS, SITE_LEARNS
 from fedstat.federation.dry_run.execution import DryRunRecord, DryRunRequest
-from fedstat.federation.protocols.masked_sums import SEALING, TAKING
+from fedstat.federation.protocols.masked_sums import TAKING
 
 # ----------------------------------------------------------------------------------------------------
 # Counts of what a fit would request and release, from one dry run.

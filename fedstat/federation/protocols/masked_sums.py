@@ -17,14 +17,15 @@ import numpy as np
 
 from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sums
+from fedstat.federation.disclosure.level_products import SEALING
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import LAST, Peers, agree_keys
 
 Fit = TypeVar("Fit")
-DESIGN, SEALING, TAKING, BOXES, SIZES = "design", "sum_columns", "take_levels", "boxes", "sizes"
-"""The step that seals messages for other sites, the one that takes them, and their arrays."""
+DESIGN, TAKING, BOXES, SIZES = "design", "take_levels", "boxes", "sizes"
+"""The step that takes messages that were sealed by another one, and its arrays."""
 
 
 def masked_protocol(
