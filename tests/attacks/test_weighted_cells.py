@@ -222,6 +222,16 @@ def test_rows_that_few_hospitals_have_are_singled_out_by_no_masked_sum(name, hos
         WITHIN[name](partition)
 
 
+@pytest.mark.parametrize("then", ["evaluate", "get_margeff"])
+@pytest.mark.parametrize("name", ["GLORE", "FederatedGLM", "ordinal", "multinomial"])
+def test_what_follows_a_fit_is_answered_where_the_fit_is(name, then):
+    """Its sums multiply other columns than those of the design that it opens."""
+    table = of_wards_within({"A": 1, "B": 1, "C": 1})
+    table["grade"] = np.random.default_rng(1).integers(0, 3, len(table))
+    result = WITHIN[name](fs.ClientPartition.from_frame(table, by="hospital", policy=STRICT))
+    assert getattr(result, then)() is not None
+
+
 def test_without_the_check_an_analyst_reads_the_predictor_of_a_row(monkeypatch):
     monkeypatch.setattr(weighted_sums, "_is_hidden", lambda *args: True)
     table = of_wards_within({"A": 1, "B": -1, "C": -1})

@@ -497,20 +497,17 @@ class OpenRows:
         """
         if self.question.absorbed:
             return
-        first, parts, chosen = int(self.question.intercept), list[Floats](), list[int]()
+        first, p, parts, chosen = int(self.question.intercept), len(self.scale), list[Floats](), list[int]()
         for rows, X in self.chunks():
             if not parts:
-                chosen = [
-                    j for j in range(first, X.shape[1]) if may_have_few_values(X[:, j], REPORTED_VALUES)
-                ]
-                width = X.shape[1]
+                chosen = [j for j in range(first, p) if may_have_few_values(X[:, j], REPORTED_VALUES)]
             found = np.column_stack([X[:, chosen], *self._propensity_columns(rows)])
             found[:, : len(chosen)] *= self.scale[chosen]
             found[:, : len(chosen)] += self.shift[chosen]
             parts.append(found)
-        columns = np.concatenate(parts)
-        places = [*(j - first for j in chosen), *range(width - first, width - first + columns.shape[1])]
-        yield from ((place + 1, x) for place, x in zip(places, columns.T, strict=False))
+        columns = np.concatenate(parts).T
+        places = [*chosen, *range(p, p + len(columns) - len(chosen))]
+        yield from ((j - first + 1, x) for j, x in zip(places, columns, strict=True))
 
     def cells_of_terms(self, X: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield terms with factors of few values in every cell of these, as far as columns hide the cells.

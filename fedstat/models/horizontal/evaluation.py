@@ -92,7 +92,7 @@ class EvaluatedModel:
             yield replace(rows, X=np.ascontiguousarray(np.hstack(parts)), offset=None)
 
     def blocks(self, opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[PredictorBlock]:
-        """Rows of these columns in blocks, of which the linear predictor alone is multiplied."""
+        """Rows of these columns in blocks; only the linear predictor is multiplied."""
         predictor = self.coefficients(np.array([0.0, 1.0]))
         for one in blocks_of(opened, chunks):
             yield PredictorBlock(one.rows, one.intercept, predictor=predictor)

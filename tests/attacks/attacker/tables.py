@@ -70,7 +70,7 @@ class Structure:
         return cls(pd.DataFrame(few), lacking, apart, positive)
 
     def with_wards(self, rng: np.random.Generator, first: bool) -> Structure:
-        """Return the structure of one of several sites, of which only the first has level p of g.
+        """Return the structure of one of several sites; only the first has level p of g.
 
         One of the rows with p has level k of h.
         """
