@@ -126,11 +126,12 @@ class MaskedOperand:
 
 @dataclass(frozen=True, slots=True)
 class OpenProduct:
-    """A product that this site has opened: rows and their groups (n,), encoded columns (n, p), the deal.
+    """A product that this site has opened: rows and their groups (n,), the deal, encoded columns (n, p) at A.
 
-    `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are digests of the site's
-    description of the product, and of the entities in its rows; there are `entities`, each possibly in
-    several rows; `count` counts its rows first; `opened` has the boxes that were read, with their content.
+    B multiplies what A opened, and keeps no columns. `Z` are B's shares of the triple, flat, those of the
+    checksum at the end. `own` are digests of the site's description of the product, and of the entities in
+    its rows; there are `entities`, each possibly in several rows; `count` counts its rows first; `opened` has
+    the boxes that were read, with their content.
     """
 
     part: ProductPart
@@ -374,6 +375,9 @@ def open_product(
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
     checked = ChecksumOperand.of(part.product, part.first, seed, encoded, check)
+    check_opened = checked.opened()
+    if not part.first:
+        encoded, checked = encoded[:0].copy(), replace(checked, x=checked.x[:0].copy())
     held = OpenProduct(
         part=part,
         rows=rows,
@@ -390,7 +394,7 @@ def open_product(
         count=count,
     )
     state.keep(f"{OPENED}{part.number}", held)
-    content = b"".join((held.own.content, checked.opened(), opened.data))
+    content = b"".join((held.own.content, check_opened, opened.data))
     if count is not None:
         content += open_supports(count.supports, count.seed)
     # Marks of columns reveal which are the same: for sums with noise, more than was charged.
