@@ -28,7 +28,7 @@ import pytest
 import fedstat as fs
 from attacker.calls import KINDS, Call, draw_call, wards
 from attacker.oracle import TooFewDrawsError, reveals_numbers, singled_out
-from attacker.tables import Structure
+from attacker.tables import DENSE, Structure
 from fedstat.errors import FedstatError
 from fedstat.federation.design import site_rows
 from fedstat.federation.disclosure.checks import RequestContext
@@ -37,6 +37,7 @@ from fedstat.federation.disclosure.request_checks import record_step
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, Site
 from fedstat.federation.disclosure.state import SiteTrust, State
 from fedstat.federation.message import Reply, Request
+from fedstat.federation.tables.table import FrameTable
 from fedstat.typing import Bools, Floats, Ints
 
 FEWEST_ROWS, MOST_ROWS, MOST_ANALYSES, MOST_DRAWS, FEWEST = 45, 65, 3, 16, 3
@@ -119,7 +120,9 @@ def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
 
 
 REFUSING = fs.Policy.strict(small_differences="refuse")
-"""Sites that leave out no rows. Where one does, which ones depends on every row; terms are then those of the
+UNMASKED = {"masked_only": False, "two_sites": "warn"}
+"""Rules without which one or two sites would release hardly a sum, so that no other rule was tried."""
+"""Sites that leave out no rows. If one does, which ones depends on every row; terms are then those of the
 rows that it used, as if the analyst knew these."""
 
 
@@ -198,6 +201,60 @@ class Answering:
         return whole, terms, sums
 
 
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """Few records of a site that were corrected before the analysis of this place in a sequence.
+
+    The versions of a record are two rows of one person; the later ones, (k,), follow all rows of the table.
+    """
+
+    before: int
+    rows: Ints
+    columns: tuple[str, ...]
+    with_key: bool
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, calls: int, n: int) -> Correction:
+        """Draw a correction of one or two rows, after at least one of the analyses."""
+        rows = np.sort(rng.choice(n, int(rng.integers(1, 3)), replace=False))
+        columns = rng.choice(DENSE, int(rng.integers(1, len(DENSE) + 1)), replace=False).tolist()
+        return cls(int(rng.integers(1, calls)), rows, tuple(columns), bool(rng.random() < 0.5))
+
+    def corrected(self, rng: np.random.Generator, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table with other values in these cells."""
+        later = table.copy()
+        for name in self.columns:
+            later.loc[table.index[self.rows], name] = rng.normal(10.0, 2.0, len(self.rows)).round(6)
+        return later
+
+    def spread(self, terms: Numbers, call: int) -> Numbers:
+        """Return the terms of an analysis over both versions, (n + k, d)."""
+        out = {}
+        for name, one in terms.items():
+            later = np.zeros((len(self.rows), one.shape[1]))
+            if call >= self.before:
+                later, one = one[self.rows], one.copy()
+                one[self.rows] = 0.0
+            out[name] = np.vstack([one, later])
+        return out
+
+    def persons(self, n: int) -> Ints:
+        """Return whose rows they are, (n + k,)."""
+        return np.concatenate([np.arange(n), self.rows])
+
+    def read(self, site: Site, table: pd.DataFrame) -> None:
+        """Let a site read its records, as when its file has changed."""
+        site.change_records(table_with_key(table, self.with_key), lambda *_: "")
+
+
+def table_with_key(table: pd.DataFrame, with_key: bool) -> FrameTable:
+    """Return the table of a site, with a number of each row as its key."""
+    out = FrameTable(table.reset_index(drop=True))
+    if with_key:
+        out.key_columns = pd.DataFrame({"id": np.arange(len(table))})
+    return out
+
+
 @dataclass
 class Finding:
     """A sequence that singles out rows of a site."""
@@ -252,24 +309,38 @@ def examine(
     policy: fs.Policy | str = REFUSING,
     kinds: tuple[str, ...] = tuple(KINDS),
     site: str = "",
+    corrected: bool = False,
 ) -> list[Finding]:
-    """Draw tables and a sequence of analyses from the seed, run it, and judge all that a site released."""
+    """Draw tables and a sequence of analyses from the seed, run it, and judge all that a site released.
+
+    Few records of a single site may be `corrected` between the analyses.
+    """
     rng = np.random.default_rng([seed, 7])
-    sites = ["A", "B", "C"][: int(rng.choice([1, 1, 2, 3]))]
+    sites = ["A", "B", "C"][: int(rng.choice([1, 1, 2, 3]))][: 1 if corrected else 3]
     structures = {site: Structure.draw(rng, int(rng.integers(FEWEST_ROWS, MOST_ROWS))) for site in sites}
     with_wards = len(sites) == 3 and seed % WARDS_OF_ONE_SITE == 3
     if with_wards:
         structures = {name: one.with_wards(rng, name == sites[0]) for name, one in structures.items()}
     tables = {site: structure.fill(rng) for site, structure in structures.items()}
-    calls = [draw_call(rng, kinds) for _ in range(int(rng.integers(1, MOST_ANALYSES + 1)))]
+    calls = [draw_call(rng, kinds) for _ in range(int(rng.integers(1 + corrected, MOST_ANALYSES + 1)))]
     if with_wards:
         calls[0] = wards(rng)
     if any(call.text.startswith("impute") for call in calls):
         structures = {name: replace(one, incomplete=True) for name, one in structures.items()}
         tables = {name: one.fill(rng) for name, one in structures.items()}
+    if len(sites) < 3 and isinstance(policy, fs.Policy):
+        policy = replace(policy, **UNMASKED)
     partition = partition_of(tables, policy)
+    correction, later = None, None
+    if corrected:
+        site = site or str(rng.choice(sites))
+        correction = Correction.draw(rng, len(calls), len(tables[site]))
+        later = correction.corrected(rng, tables[site])
+        correction.read(partition.sites[site], tables[site])
     passed, used = [], []
     for call in calls:
+        if correction is not None and later is not None and correction.before == len(passed):
+            correction.read(partition.sites[site], later)
         passed.append(run(call, partition))
         used.append({name: rows_used(one) for name, one in partition.sites.items()})
         if rng.random() < 0.3:
@@ -282,7 +353,8 @@ def examine(
     if any(released):
         try:
             own = [one[site] for one in used]
-            rows = judge(site, tables[site], structures[site], released, rng, examined, used=own)
+            again = {"used": own, "correction": correction, "later": later}
+            rows = judge(site, tables[site], structures[site], released, rng, examined, **again)
             if rows and any(masked_numbers(passed) for passed in released):
                 held = [
                     Held(name, table, structures[name], *([by[name] for by in one] for one in (passed, used)))
@@ -314,19 +386,30 @@ def judge(
     examined: Examined,
     fewest_draws: int = FEWEST_DRAWS,
     used: list[dict[str, Bools]] | None = None,
+    correction: Correction | None = None,
+    later: pd.DataFrame | None = None,
 ) -> list[tuple[int, ...]]:
-    """Return the rows of a site that all it released singles out.
+    """Return the rows of a site that all it released singles out, or persons if it corrected records.
 
     Each draw answers the same requests: their centers, scales and coefficients are known to who sent them.
+    The table is a `later` one after a `correction`.
     """
+
+    def versions(of: pd.DataFrame, after: pd.DataFrame | None) -> list[pd.DataFrame]:
+        first = len(released) if correction is None else correction.before
+        return [of if call < first or after is None else after for call in range(len(released))]
+
+    def spread(terms: Numbers, call: int) -> Numbers:
+        return terms if correction is None else correction.spread(terms, call)
+
     answering = [Answering(site, rows) for rows in used or [{} for _ in released]]
     draws: list[list[Numbers]] = []
     kept: list[dict[Any, Floats]] = []
     n, of_few = len(table), set[tuple[int, ...]]()
-    for at, passed in zip(answering, released, strict=True):
+    for call, (at, passed, asked) in enumerate(zip(answering, released, versions(table, later), strict=True)):
         requests = [request for request, _ in passed]
         sent = numbers(requests, [reply for _, reply in passed])
-        whole, terms, sums = at.terms(table, requests)
+        whole, terms, sums = at.terms(asked, requests)
         positions = {}
         for name, value in sent.items():
             shown = np.isfinite(value)
@@ -339,15 +422,17 @@ def judge(
             else:
                 examined.unread[f"{name[0]} {name[1]} {name[3]}"] += value.size
         kept.append(positions)
-        draws.append([terms])
+        draws.append([spread(terms, call)])
     d = sum(int(one.sum()) for positions in kept for one in positions.values())
     examined.sums += d
     # A column that is zero but in three rows has as many sums over these as products: more draws than sums.
     wanted = min(fewest_draws + int(1.3 * d / (n - FEWEST)), MOST_DRAWS)
     for _ in range(wanted - 1):
         other = structure.fill(rng)
-        for at, passed, of_call in zip(answering, released, draws, strict=True):
-            of_call.append(at.terms(other, [request for request, _ in passed])[1])
+        after = None if correction is None else correction.corrected(rng, other)
+        for call, (at, asked) in enumerate(zip(answering, versions(other, after), strict=True)):
+            requests = [request for request, _ in released[call]]
+            draws[call].append(spread(at.terms(asked, requests)[1], call))
     stacked, tolerated, sizes = [], [], []
     for positions, of_call in zip(kept, draws, strict=True):
         columns = []
@@ -367,8 +452,11 @@ def judge(
     if sizes:
         tolerated.append(np.hstack(sizes))
     every = np.concatenate(stacked, axis=2)
-    rows = singled_out([*every], FEWEST)
-    return [*sorted(of_few)] + [S for S in rows if not any(counted(counts, S) for counts in tolerated)]
+    persons = None if correction is None else correction.persons(n)
+    rows = singled_out([*every], FEWEST, persons)
+    if persons is not None:  # the number of rows before and after is one of few persons, too
+        rows = [S for S in rows if reveals_numbers([*every], tuple(np.flatnonzero(np.isin(persons, S))))]
+    return [*sorted(of_few)] + [S for S in rows if not any(counted(one, S, persons) for one in tolerated)]
 
 
 class Held(NamedTuple):
@@ -453,12 +541,12 @@ def few_rows(changes: Floats) -> set[tuple[int, ...]]:
     return {tuple(np.flatnonzero(one).tolist()) for one in few.T}
 
 
-def counted(counts: Floats, rows: tuple[int, ...]) -> bool:
+def counted(counts: Floats, rows: tuple[int, ...], persons: Ints | None = None) -> bool:
     """Return whether counts of one analysis single out these rows: small counts follow by subtraction.
 
     The policy tolerates it, and the threat statements name it.
     """
-    return bool(counts.shape[1]) and rows in singled_out([counts, counts], FEWEST)
+    return bool(counts.shape[1]) and rows in singled_out([counts, counts], FEWEST, persons)
 
 
 def examine_all(
@@ -466,11 +554,12 @@ def examine_all(
     policy: fs.Policy | str = REFUSING,
     seconds: float = np.inf,
     kinds: tuple[str, ...] = tuple(KINDS),
+    corrected: bool = False,
 ) -> Examined:
     """Examine the sequence of each seed in turn, until the seconds of the processor are spent."""
     examined, began = Examined(), time.process_time()
     for seed in seeds:
-        for finding in examine(seed, examined, policy, kinds):
+        for finding in examine(seed, examined, policy, kinds, corrected=corrected):
             print(finding, flush=True)
         examined.seconds = time.process_time() - began
         if examined.seconds > seconds:

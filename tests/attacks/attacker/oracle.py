@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 CERTAIN = 1.0 - 1e-7
 ZERO = 1e-9
@@ -26,18 +26,23 @@ class TooFewDrawsError(Exception):
     """The sums have more dimensions than the draws can distinguish."""
 
 
-def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
+def singled_out(draws: list[Floats], fewest: int, persons: Ints | None = None) -> list[tuple[int, ...]]:
     """Return the smallest sets of fewer than `fewest` rows that the sums single out in all draws alike.
 
-    `draws` are the terms (n, d) of each draw of the columns of many values.
+    `draws` are the terms (n, d) of each draw of the columns of many values. If several rows may be of one of
+    the `persons`, (n,) numbers from 0, the sets are of persons.
     """
     n, M = len(draws[0]), len(draws)
     U = _basis(draws)
     if U.shape[1] >= M * (n - fewest):
         raise TooFewDrawsError
     basis = U.reshape(M, n, -1)
+    of_person = [[i] for i in range(n)]
+    if persons is not None:
+        of_person = [np.flatnonzero(persons == one).tolist() for one in range(int(persons.max()) + 1)]
     # A combination that is zero outside of S has at least a share of 1 / |S| in one row of S.
-    share = np.array([np.linalg.eigvalsh(basis[:, i] @ basis[:, i].T)[-1] for i in range(n)])
+    blocks = [basis[:, rows].reshape(M * len(rows), -1) for rows in of_person]
+    share = np.array([np.linalg.eigvalsh(block @ block.T)[-1] for block in blocks])
     rows = np.flatnonzero(share > 1.0 / (fewest - 1) - 1e-6)
     rows = rows[np.argsort(-share[rows])][:MOST_CANDIDATES]
     found: list[tuple[int, ...]] = []
@@ -45,10 +50,11 @@ def singled_out(draws: list[Floats], fewest: int) -> list[tuple[int, ...]]:
         for S in combinations(sorted(rows.tolist()), count):
             if any(set(one) <= set(S) for one in found):
                 continue
-            block = basis[:, list(S)].reshape(M * count, -1)
+            inside = [i for one in S for i in of_person[one]]
+            block = basis[:, inside].reshape(M * len(inside), -1)
             values, vectors = np.linalg.eigh(block @ block.T)
             # A combination that is zero in the first draw, the table itself, reveals no row of it.
-            if values[-1] > CERTAIN and np.abs(vectors[:count, values > CERTAIN]).max() > PRESENT:
+            if values[-1] > CERTAIN and np.abs(vectors[: len(inside), values > CERTAIN]).max() > PRESENT:
                 found.append(S)
     return found
 
