@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, fields
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -81,32 +82,78 @@ NOTES = Catalogue(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class CombinedCoefficients:
+    """Sites' own estimates, and their random effects, which are computed when they are read first.
+
+    `estimates` and `std_errors` are (sites, coefficients), nan where a site does not determine one; `beta`
+    and `errors`, (p,), are those of the common model.
+    """
+
+    estimates: pd.DataFrame
+    std_errors: pd.DataFrame
+    beta: Floats
+    errors: Floats
+    alpha: float
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Return one row per coefficient, as :meth:`Heterogeneity.to_frame`."""
+        table = _combined(self.estimates, self.std_errors, self.alpha)
+        # Coefficients that fewer than two sites determine are not tested, and cost no power.
+        holm = adjust(table["p_value"].to_numpy())
+        table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
+        table.insert(0, "std_error", self.errors)
+        table.insert(0, "estimate", self.beta)
+        return table
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)  # without slots: a pickle also has what it is made of
 class SiteComparison:
     """Agreement of the sites on each coefficient, in numbers.
 
-    `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own); `estimates` and
-    `std_errors` are (sites, coefficients), nan if a site does not determine one; `table` is that of
-    `Heterogeneity.to_frame`. `joint` tests whether all coefficients are equal at all sites; it assumes
-    `one_dispersion` if that is estimated, instead of one for each site. `without_each` holds `left_out` and
-    `change`, None if sums were masked. `flagged` coefficients have I2 above one half and a p-value of Q,
-    adjusted after Holm, below `alpha`; `by_parts` is whether unmasked sums have the sites' parts.
-    `covariances` (K, p, p) are those of the sites' own estimates, and `terms` the term of the formula to
-    which each coefficient belongs.
+    `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own). `combined` has the
+    sites' own estimates, and the table of random effects. `joint` tests whether all coefficients are equal at
+    all sites; it assumes `one_dispersion` if that is estimated, instead of one for each site. `without_each`
+    holds `left_out` and `change`, None if sums were masked. `by_parts` is whether unmasked sums have the
+    sites' parts. `covariances` (K, p, p) are those of the sites' own estimates, and `terms` the term of the
+    formula to which each coefficient belongs.
     """
 
     sites: pd.DataFrame
-    estimates: pd.DataFrame
-    std_errors: pd.DataFrame
-    table: pd.DataFrame
+    combined: CombinedCoefficients
     joint: JointTest
     one_dispersion: bool
     without_each: tuple[pd.DataFrame, pd.DataFrame] | None
-    flagged: tuple[str, ...]
-    alpha: float
     covariances: Floats | None = None
     terms: tuple[str, ...] = ()
     by_parts: bool = True
+
+    @property
+    def estimates(self) -> pd.DataFrame:
+        """Every site's own estimates, (sites, coefficients); nan where a site does not determine one."""
+        return self.combined.estimates
+
+    @property
+    def std_errors(self) -> pd.DataFrame:
+        """Their standard errors, (sites, coefficients)."""
+        return self.combined.std_errors
+
+    @property
+    def alpha(self) -> float:
+        """One minus the level of intervals."""
+        return self.combined.alpha
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per coefficient, as :meth:`Heterogeneity.to_frame` returns."""
+        return self.combined.table
+
+    @property
+    def flagged(self) -> tuple[str, ...]:
+        """Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`."""
+        found = (self.table["I2"] > LARGE_I2) & (self.table["p_holm"] < self.alpha)
+        return tuple(self.table.index[found])
 
     @property
     def left_out(self) -> pd.DataFrame:
@@ -672,18 +719,13 @@ def heterogeneity(
     own_parts = [fit.own for fit in fits if fit.own is not None]
     if estimated and len(own_parts) == len(fits):
         joint = welch_test(own_parts)
-    table = _table(_combined(estimates, std_errors, alpha), beta, errors)
     return Heterogeneity(
         sources=sources,
         sites=pd.DataFrame({"nobs": [f.n for f in fits], "problem": [f.problem for f in fits]}, index=index),
-        estimates=estimates,
-        std_errors=std_errors,
-        table=table,
+        combined=CombinedCoefficients(estimates, std_errors, beta, errors, alpha),
         joint=joint,
         one_dispersion=estimated and not joint.own_dispersions,
         without_each=None if without is None else (grid(without[0]), grid(without[1])),
-        flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
-        alpha=alpha,
         covariances=np.array([_own_covariance(fit, len(names)) for fit in fits]),
         terms=tuple(terms),
     )
@@ -729,12 +771,3 @@ def _combined(
     values = attrgetter(*names)
     rows = [values(combine_sites(b, se**2, alpha, how)) for b, se in own]
     return pd.DataFrame(rows, columns=names, index=pd.Index(estimates.columns, name="coefficient"))
-
-
-def _table(table: pd.DataFrame, beta: Floats, errors: Floats) -> pd.DataFrame:
-    # Coefficients that fewer than two sites determine are not tested, and cost no power.
-    holm = adjust(table["p_value"].to_numpy())
-    table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
-    table.insert(0, "std_error", errors)
-    table.insert(0, "estimate", beta)
-    return table
