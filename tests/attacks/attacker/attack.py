@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,25 @@ from attacker.oracle import TooFewDrawsError, singled_out
 from attacker.tables import Structure
 from fedstat.errors import EstimationError, FedstatError
 from fedstat.federation.disclosure.analysis_sets import leave_out_rows, leaves_out
-from fedstat.typing import Array
+from fedstat.federation.disclosure.state import SiteData
+from fedstat.typing import Array, Bools
 
 DRAWS, MOST_ANALYSES, FEWEST_ROWS, MOST_ROWS = 12, 4, 70, 130
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Leaves rows out of a request as a site does."""
+
+    data: SiteData
+
+    def __call__(self, complete: Bools, names: tuple[str, ...]) -> Bools:
+        """Return the rows that are used, of the complete ones."""
+        return leave_out_rows(self.data, complete, names)
+
+    def __deepcopy__(self, memo: object) -> LeftOut:
+        """Return itself: pandas copies the attributes of a table with each of its columns."""
+        return self
 
 
 @dataclass
@@ -82,7 +97,7 @@ def attack(seed: int, campaign: Campaign, policy: fs.Policy | str = "strict") ->
     for site, structure in structures.items():
         # What is left out of a request follows from the classes of rows after all requests, too.
         data = partition.sites[site].data
-        left_out = {"leave out": partial(leave_out_rows, data)} if leaves_out(data) else {}
+        left_out = {"leave out": LeftOut(data)} if leaves_out(data) else {}
         tables[site].attrs |= left_out
         draws = [terms_of(answered, tables[site])]
         for _ in range(DRAWS - 1):
