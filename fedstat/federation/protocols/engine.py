@@ -135,7 +135,8 @@ if hasattr(os, "register_at_fork"):  # a child has none of the threads
     os.register_at_fork(after_in_child=site_threads.cache_clear)
 
 MANY_ROWS = 100_000
-"""Rows of all sites together from which sites in one process answer in threads."""
+"""Rows of a site, on average, from which sites in one process answer in threads; with fewer, threads wait for
+each other."""
 
 
 class LocalEngine(RoundEngine):
@@ -152,14 +153,14 @@ class LocalEngine(RoundEngine):
         self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
 
     @property
-    def _rows(self) -> int:
-        return sum(site.data.table.n_rows for site in self._sites)
+    def _rows_of_a_site(self) -> float:
+        return sum(site.data.table.n_rows for site in self._sites) / max(len(self._sites), 1)
 
     def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
         by_site: dict[str, list[Request]] = {}
         for request in requests:
             by_site.setdefault(request.site, []).append(request)
-        if min(processors(), len(by_site)) < 2 or self._rows < MANY_ROWS:
+        if min(processors(), len(by_site)) < 2 or self._rows_of_a_site < MANY_ROWS:
             return [self._send(request, ledger) for request in requests]
         asked = {
             site: site_threads().submit(copy_context().run, self._ask_in_turn, own)
