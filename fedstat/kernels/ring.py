@@ -122,6 +122,7 @@ def _add_rows(sums: NDArray[np.uint64], A: NDArray[np.uint64], B: NDArray[np.uin
 # Fixed-point integers of several words: encoding of floats, addition and subtraction.
 
 Words = NDArray[np.uint64]
+HALF_WORD, HALF_BITS = np.uint64(2**32 - 1), np.uint64(32)
 
 
 def encode_floats(values: Floats, first: float, words: Words) -> None:
@@ -153,6 +154,18 @@ def add_words(total: Words, other: Words) -> None:
             limb += send
             over |= limb < send
         send = over
+
+
+def sum_words(terms: Words) -> Words:
+    """Return the sum of integers modulo 2^(64 limbs): (k, limbs, n) -> (limbs, n)."""
+    low, high = (terms & HALF_WORD).sum(axis=0), (terms >> HALF_BITS).sum(axis=0)
+    carried = np.zeros(low.shape[1:], np.uint64)
+    for below, above in zip(low, high, strict=True):  # halves of a limb, which do not wrap around
+        below += carried
+        above += below >> HALF_BITS
+        below &= HALF_WORD
+        carried = above >> HALF_BITS
+    return np.asarray(low | (high << HALF_BITS))
 
 
 def subtract_words(total: Words, other: Words) -> None:

@@ -120,3 +120,23 @@ def test_spread_costs_its_own_bits():
 def test_too_few_bits_are_an_error():
     with pytest.raises(EstimationError, match=r"fewer than 10.*standardize"):
         ring.fractional_bits(166_207, spread=13)
+
+
+def as_integers(words):
+    """Integers of several words, (limbs, n), in Python's unbounded ones."""
+    return sum(limb.astype(object) * 2 ** (64 * place) for place, limb in enumerate(words))
+
+
+@pytest.mark.parametrize("limbs", [1, 2, 6])
+@pytest.mark.parametrize("terms", [1, 2, 40])
+def test_sums_of_words_carry_as_unbounded_integers_do(limbs, terms):
+    generator = np.random.default_rng(limbs)
+    drawn = integers(generator, terms, limbs, 9).view(np.uint64)
+    drawn[:, :, :3] = 2**64 - 1  # each limb carries into the next
+    drawn[:, 1:, 3] = 0
+    expected = sum(as_integers(one) for one in drawn) % 2 ** (64 * limbs)
+    assert (as_integers(ring.sum_words(drawn)) == expected).all()
+
+
+def test_sums_of_no_numbers_are_empty():
+    assert ring.sum_words(np.zeros((3, 2, 0), np.uint64)).shape == (2, 0)

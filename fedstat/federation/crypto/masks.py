@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -27,7 +27,7 @@ from fedstat.federation.crypto.keys import (
     encode_parts,
     normalize_fingerprint,
 )
-from fedstat.kernels.ring import Words, add_words, encode_floats, subtract_words
+from fedstat.kernels.ring import Words, add_words, encode_floats, subtract_words, sum_words
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -240,7 +240,8 @@ def _commitment(session: str, site: str, key: bytes) -> bytes:
 
 GUARD_BITS = 16
 MOST_ROUNDS = 2**32
-MOST_WORDS = 2**27
+MOST_WORDS, MASKS_AT_ONCE = 2**27, 2**18
+"""Words of an array, and of masks of several peers that are added up at once."""
 
 TWO_SITES = (
     "A masked sum over two sites hides neither from the other: the sum minus one's own part is the "
@@ -401,16 +402,16 @@ class Masker:
             for one, names in groups.items()
         }
         masked: dict[str, Ints] = {}
+        # Both sites draw the same words: by the order of names one adds and the other subtracts.
+        added = [stream for peer, stream in self._streams.items() if self.site < peer]
+        subtracted = [stream for peer, stream in self._streams.items() if self.site > peer]
         for one, names in groups.items():
             words, nonces = encoded[one], {name: self._claim(name, round_number, bound) for name in names}
-            places, masks = _places({name: arrays[name].size for name in names}), np.empty_like(words)
+            places = _places({name: arrays[name].size for name in names})
             with self._lock:  # a stream is read at one place at a time
-                for peer, stream in self._streams.items():
-                    for name, place in places.items():
-                        drawn = stream.words(nonces[name], one.limbs * arrays[name].size)
-                        masks[:, place] = drawn.view(np.uint64).reshape(one.limbs, -1)
-                    # Both sites draw the same words: by the order of names one adds and the other subtracts.
-                    (add_words if self.site < peer else subtract_words)(words, masks)
+                for combine, streams in ((add_words, added), (subtract_words, subtracted)):
+                    for masks in _sums_of_masks(streams, words.shape, places, nonces):
+                        combine(words, masks)
             for name, place in places.items():
                 masked[name] = words[:, place].view(np.int64).reshape(one.limbs, *arrays[name].shape)
         return {name: masked[name] for name in arrays}
@@ -435,6 +436,24 @@ class Masker:
                 )
             self._used |= {used, nonce}
         return nonce
+
+
+def _sums_of_masks(
+    streams: Sequence[KeyStream],
+    shape: tuple[int, ...],
+    places: Mapping[str, slice],
+    nonces: Mapping[str, bytes],
+) -> Iterator[Words]:
+    """Yield sums of the masks of some peers at once, (limbs, total), as memory allows."""
+    limbs, total = shape
+    at_once = max(MASKS_AT_ONCE // max(limbs * total, 1), 1)
+    for some in (streams[start : start + at_once] for start in range(0, len(streams), at_once)):
+        masks: Words = np.empty((len(some), limbs, total), np.uint64)
+        for own, stream in zip(masks, some, strict=True):
+            for name, place in places.items():
+                drawn = stream.words(nonces[name], limbs * (place.stop - place.start))
+                own[:, place] = drawn.view(np.uint64).reshape(limbs, -1)
+        yield sum_words(masks) if len(some) > 1 else masks[0]
 
 
 def unmask_sums(masked: Mapping[str, Sequence[Ints]], encoding: Encoding | None = None) -> dict[str, Array]:
