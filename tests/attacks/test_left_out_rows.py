@@ -16,6 +16,7 @@ from attacker.influence import (
     ALLOW,
     REFUSING,
     Answering,
+    Correction,
     Examined,
     Held,
     counted,
@@ -104,6 +105,23 @@ def test_what_rules_refuse_is_found_where_they_are_off(hole):
         released = [run(call, partition)["A"] for call in calls]
         found.append(judge("A", table, structure, released, rng, Examined(), 2))
     assert (rows[row],) in found[0] and not found[1], (found, rows)
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_corrected_record_is_found_where_rules_are_off(with_key):
+    """The sums before and after differ by what one record held and holds."""
+    structure, table = drawn(1, 60)
+    correction, rng = Correction(1, np.array([4]), ("z",), with_key), np.random.default_rng(3)
+    later, call, found = correction.corrected(rng, table), model("FederatedOLS", "y ~ z", OWN_NOT), []
+    for policy in (ALLOW, ONE_SITE):
+        partition = partition_of({"A": table}, policy)
+        released = []
+        for version in (table, later):
+            correction.read(partition.sites["A"], version)
+            released.append(run(call, partition)["A"])
+        of_both = {"correction": correction, "later": later}
+        found.append(judge("A", table, structure, released, rng, Examined(), 3, **of_both))
+    assert found == [[(4,)], []]
 
 
 def with_apart(seed, apart, n=48):

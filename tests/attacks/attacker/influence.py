@@ -120,8 +120,8 @@ def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
 
 
 REFUSING = fs.Policy.strict(small_differences="refuse")
-UNMASKED = {"masked_only": False, "two_sites": "warn"}
-"""Rules without which one or two sites would release hardly a sum, so that no other rule was tried."""
+UNMASKED = {"masked_only": False, "two_sites": "warn", "min_own_rows": 0}
+"""Rules under which one or two small sites release hardly a sum, so that no other rule would be tried."""
 """Sites that leave out no rows. If one does, which ones depends on every row; terms are then those of the
 rows that it used, as if the analyst knew these."""
 
@@ -449,12 +449,12 @@ def judge(
             tolerated.append(counts)
     if not stacked:
         return sorted(of_few)
-    if sizes:
+    if sizes and correction is None:  # else the rows before and after differ by those that were corrected
         tolerated.append(np.hstack(sizes))
     every = np.concatenate(stacked, axis=2)
     persons = None if correction is None else correction.persons(n)
     rows = singled_out([*every], FEWEST, persons)
-    if persons is not None:  # the number of rows before and after is one of few persons, too
+    if persons is not None:
         rows = [S for S in rows if reveals_numbers([*every], tuple(np.flatnonzero(np.isin(persons, S))))]
     return [*sorted(of_few)] + [S for S in rows if not any(counted(one, S, persons) for one in tolerated)]
 
