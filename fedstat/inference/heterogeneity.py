@@ -19,6 +19,7 @@ from fedstat.inference.meta_analysis import (
     FactorCombination,
     RandomEffectsFit,
     RandomEffectsOptions,
+    cochran_test,
     combine_factor,
     combine_sites,
     dersimonian_laird,
@@ -107,6 +108,18 @@ class CombinedCoefficients:
         table.insert(0, "estimate", self.beta)
         return table
 
+    @cached_property
+    def flagged(self) -> tuple[str, ...]:
+        """Return coefficients that differ between sites; a summary reads these, and no interval."""
+        p_values, I2 = np.full((2, self.estimates.shape[1]), np.nan)
+        for k, (b, se) in enumerate(
+            zip(self.estimates.to_numpy().T, self.std_errors.to_numpy().T, strict=True)
+        ):
+            known = np.isfinite(b) & np.isfinite(se)
+            if np.count_nonzero(known) > 1:
+                _, p_values[k], I2[k] = cochran_test(b[known], se[known] ** 2)
+        return tuple(self.estimates.columns[(I2 > LARGE_I2) & (adjust(p_values) < self.alpha)])
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)  # without slots: a pickle also has what it is made of
 class SiteComparison:
@@ -152,8 +165,7 @@ class SiteComparison:
     @property
     def flagged(self) -> tuple[str, ...]:
         """Coefficients with I2 above one half and a p-value of Q, adjusted after Holm, below `alpha`."""
-        found = (self.table["I2"] > LARGE_I2) & (self.table["p_holm"] < self.alpha)
-        return tuple(self.table.index[found])
+        return self.combined.flagged
 
     @property
     def left_out(self) -> pd.DataFrame:

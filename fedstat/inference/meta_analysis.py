@@ -254,7 +254,7 @@ def combine_sites(
     m = len(b)
     if m < 2:
         return RandomEffectsFit(m)
-    Q = float(weighted_mean(b, v, 0.0)[2])
+    Q, p_value, I2 = cochran_test(b, v)
     tau2 = VARIANCES[how.method](b, v)
     mean, se, quantile = _mean(b, v, tau2, alpha, how.test)
     pred = NAN, NAN
@@ -268,8 +268,8 @@ def combine_sites(
         sites=m,
         Q=Q,
         df=m - 1,
-        p_value=float(special.chdtrc(m - 1, Q)),
-        I2=_i2(Q / (m - 1)),
+        p_value=p_value,
+        I2=I2,
         I2_low=low,
         I2_high=high,
         tau2=tau2,
@@ -280,6 +280,12 @@ def combine_sites(
         pred_low=pred[0],
         pred_high=pred[1],
     )
+
+
+def cochran_test(b: Floats, v: Floats) -> tuple[float, float, float]:
+    """Q of equal effects at two sites or more, its p-value, and I2."""
+    Q, df = float(weighted_mean(b, v, 0.0)[2]), len(b) - 1
+    return Q, float(special.chdtrc(df, Q)), _i2(Q / df)
 
 
 def _mean(b: Floats, v: Floats, tau2: float, alpha: float, test: str) -> tuple[float, float, float]:

@@ -12,6 +12,7 @@ from scipy import stats
 from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
+import fedstat as fs
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.heterogeneity import heterogeneity as compare_sites
 from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites
@@ -438,3 +439,12 @@ def test_where_two_estimators_of_the_variance_part_both_are_reported():
     text = " ".join(result.summary().as_text().split())
     assert "I2(Q)" in text
     assert f"dose (tau 0.0000, I2 {100 * found.I2:.0f} %; by moments tau {moments.tau2**0.5:.4f})" in text
+
+
+def test_the_summary_of_a_fit_whose_sites_agree_needs_no_random_effects(monkeypatch):
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    monkeypatch.setattr("fedstat.inference.heterogeneity.combine_sites", None)
+    assert "Heterogeneity" in str(fit.summary())
+    with pytest.raises(TypeError):
+        fit.heterogeneity.to_frame()
