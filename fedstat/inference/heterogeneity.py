@@ -455,6 +455,10 @@ class Heterogeneity(SiteComparison, DerivedReport):
     ['estimate', 'std_error', 'sites', 'Q', 'df', 'p_value']
     >>> sites.random_effects("DL").index.tolist(), sites.influence().shape[0]
     (['Intercept', 'age', 'sex'], 12)
+    >>> sites.estimates.shape, sites.std_errors.shape, sites.table.equals(sites.to_frame())
+    ((4, 3), (4, 3), True)
+    >>> sites.flagged, sites.alpha
+    ((), 0.05)
     >>> sites.left_out.shape, sites.change.shape
     ((4, 3), (4, 3))
     >>> bool(sites.plot_forest("age").has_data()), "I2" in sites.summary().as_text()
