@@ -196,6 +196,13 @@ def test_masked_parts_of_a_propensity_model_of_five_arms_are_no_finding():
     assert examined.of_parts == 1
 
 
+@pytest.mark.attack
+def test_an_iterated_fit_of_one_unmasked_site_nearly_singles_out_two_rows():
+    """What the threat statements say of a site if all others collude: nine digits cancel, five are left."""
+    (found,) = examine(410_027, Examined())
+    assert found.rows == [(6, 16)] and "FederatedAFT" in found.texts[-1]
+
+
 def test_a_site_that_leaves_out_rows_is_examined_over_the_rows_that_it_used():
     """Few rows lack m: after an analysis of m, others use fewer rows, and their sums are computed again."""
     structure, table = drawn(5, 65)
