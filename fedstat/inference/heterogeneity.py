@@ -111,13 +111,8 @@ class CombinedCoefficients:
     @cached_property
     def flagged(self) -> tuple[str, ...]:
         """Return coefficients that differ between sites; a summary reads these, and no interval."""
-        p_values, I2 = np.full((2, self.estimates.shape[1]), np.nan)
-        for k, (b, se) in enumerate(
-            zip(self.estimates.to_numpy().T, self.std_errors.to_numpy().T, strict=True)
-        ):
-            known = np.isfinite(b) & np.isfinite(se)
-            if np.count_nonzero(known) > 1:
-                _, p_values[k], I2[k] = cochran_test(b[known], se[known] ** 2)
+        own = zip(self.estimates.to_numpy().T, self.std_errors.to_numpy().T, strict=True)
+        _, p_values, I2 = np.array([cochran_test(b, se**2) for b, se in own]).reshape(-1, 3).T
         return tuple(self.estimates.columns[(I2 > LARGE_I2) & (adjust(p_values) < self.alpha)])
 
 

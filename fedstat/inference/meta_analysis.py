@@ -282,9 +282,13 @@ def combine_sites(
     )
 
 
-def cochran_test(b: Floats, v: Floats) -> tuple[float, float, float]:
-    """Q of equal effects at two sites or more, its p-value, and I2."""
-    Q, df = float(weighted_mean(b, v, 0.0)[2]), len(b) - 1
+def cochran_test(estimates: Floats, variances: Floats) -> tuple[float, float, float]:
+    """Q of equal effects at the sites, (K,), its p-value, and I2; nan if fewer than two have an estimate."""
+    known = np.isfinite(estimates) & np.isfinite(variances)
+    df = int(np.count_nonzero(known)) - 1
+    if df < 1:
+        return NAN, NAN, NAN
+    Q = float(weighted_mean(estimates[known], variances[known], 0.0)[2])
     return Q, float(special.chdtrc(df, Q)), _i2(Q / df)
 
 
