@@ -167,7 +167,7 @@ def page(rows):
         f"`python tests/benchmarks/bench_growth.py`, {date.today()}, one thread, code compiled: partition, "
         "fit and printed summary. Memory is what the process took in addition, where a smaller fit has not "
         "taken it before. Slopes are exponents over the largest three sizes, of memory two: 1 is linear. "
-        "What does not grow: ten sites, ten columns and 100,000 rows, or 200 rows of two columns at each "
+        "Other sizes: ten sites, ten columns and 100,000 rows, or 200 rows of two columns at each "
         "site; VFEM 20 columns of five sites, where half of the people lack some, and for rows of VFEM and "
         "the lasso 10 columns of three sites.",
         "",

@@ -30,6 +30,7 @@ from attacker.calls import KINDS, Call, draw_call, wards
 from attacker.oracle import TooFewDrawsError, reveals_numbers, singled_out
 from attacker.tables import DENSE, Structure
 from fedstat.errors import FedstatError
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design import site_rows
 from fedstat.federation.disclosure.checks import RequestContext
 from fedstat.federation.disclosure.release_history import ReleaseHistory
@@ -120,10 +121,11 @@ def plain_numbers(path: str, plain: Any) -> Iterator[tuple[str, Floats]]:
 
 
 REFUSING = fs.Policy.strict(small_differences="refuse")
-UNMASKED = {"masked_only": False, "two_sites": "warn", "min_own_rows": 0}
-"""Rules under which one or two small sites release hardly a sum, so that no other rule would be tried."""
 """Sites that leave out no rows. If one does, which ones depends on every row; terms are then those of the
 rows that it used, as if the analyst knew these."""
+UNMASKED = {"masked_only": False, "two_sites": "warn", "min_own_rows": 0}
+"""Values of rules by which one or two small sites would release hardly a sum, so that no other rule would be
+tried."""
 
 
 def key_of(question: Any) -> str:
@@ -328,7 +330,7 @@ def examine(
     if any(call.text.startswith("impute") for call in calls):
         structures = {name: replace(one, incomplete=True) for name, one in structures.items()}
         tables = {name: one.fill(rng) for name, one in structures.items()}
-    if len(sites) < 3 and isinstance(policy, fs.Policy):
+    if not hides(len(sites)) and isinstance(policy, fs.Policy):
         policy = replace(policy, **UNMASKED)
     partition = partition_of(tables, policy)
     correction, later = None, None
